@@ -1,0 +1,37 @@
+"""The decode engine: requests, KV pages, scheduling, step graphs."""
+
+from grout.config import EngineConfig
+from grout.errors import (
+    ConfigError,
+    EngineClosed,
+    EngineDead,
+    GroutError,
+    InvalidPrompt,
+    InvalidSamplingParams,
+    OutOfMemory,
+    PageError,
+    PromptTooLong,
+    RequestAborted,
+    RequestError,
+    StepFailed,
+)
+from grout.request import Delta, FinishReason, SamplingParams
+
+__all__ = [
+    "ConfigError",
+    "Delta",
+    "EngineClosed",
+    "EngineConfig",
+    "EngineDead",
+    "FinishReason",
+    "GroutError",
+    "InvalidPrompt",
+    "InvalidSamplingParams",
+    "OutOfMemory",
+    "PageError",
+    "PromptTooLong",
+    "RequestAborted",
+    "RequestError",
+    "SamplingParams",
+    "StepFailed",
+]

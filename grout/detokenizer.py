@@ -1,0 +1,82 @@
+"""From token ids to text, a token at a time, never showing what may still change."""
+
+import codecs
+from collections.abc import Callable, Collection, Sequence
+
+
+class StopScanner:
+    """Cuts a text stream exactly before the first of several stop texts.
+
+    The stop text that is complete first wins, and of those complete at the same character the
+    longest; that choice does not depend on how the stream is cut into pieces.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        """Text that is certain to be part of the reply; "" once stopped."""
+        if self.stopped or not self._stops:
+            return "" if self.stopped else text
+        text = self._held + text
+        matches = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if matches:
+            self.stopped, self._held = True, ""
+            return text[: min(matches)[1]]
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """The text held back, when no more will come."""
+        text, self._held = self._held, ""
+        return text
+
+
+class Detokenizer:
+    """Text of a growing list of token ids.
+
+    token_bytes(id) gives a token's raw bytes; ids in `hidden` (special tokens) have no text.
+    Bytes are held back until they decode as UTF-8; invalid ones become U+FFFD exactly as
+    `bytes.decode(errors="replace")` has it, so the pieces joined are the decoded whole.
+    """
+
+    def __init__(
+        self,
+        token_bytes: Callable[[int], bytes],
+        hidden: Collection[int] = (),
+        stops: Sequence[str] = (),
+    ) -> None:
+        self._token_bytes = token_bytes
+        self._hidden = hidden
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._scanner = StopScanner(stops)
+
+    @property
+    def stopped(self) -> bool:
+        """A stop text was reached: the reply is complete."""
+        return self._scanner.stopped
+
+    def push(self, token: int) -> str:
+        """The text that `token` makes certain, which may be ""."""
+        if token in self._hidden:
+            return ""
+        return self._scanner.push(self._decoder.decode(self._token_bytes(token)))
+
+    def flush(self) -> str:
+        """The rest of the text, when no more tokens will come. May turn `stopped` true."""
+        text = self._scanner.push(self._decoder.decode(b"", final=True))
+        return text + self._scanner.flush()
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`, short of all of it."""
+    for size in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0
+
+
+__all__ = ["Detokenizer", "StopScanner"]

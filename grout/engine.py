@@ -1,0 +1,303 @@
+"""The engine: takes requests from any thread, runs steps on one."""
+
+import asyncio
+import logging
+import operator
+import random
+import threading
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import asdict
+from itertools import count
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from grout.config import EngineConfig
+from grout.detokenizer import Detokenizer
+from grout.errors import (
+    ConfigError,
+    EngineClosed,
+    EngineDead,
+    GroutError,
+    InvalidPrompt,
+    InvalidSamplingParams,
+    PromptTooLong,
+)
+from grout.loop import StepLoop
+from grout.request import Delta, SamplingParams
+from grout.runner import Runner
+from grout.scheduler import Scheduler
+from grout.sequence import Sequence, Sink
+from grout.streams import AsyncStream, BlockingStream, deliver
+from models.chat_template import ChatTemplate
+from models.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Serves many requests at once on one model.
+
+    `start` runs steps on a thread of the engine's own; without it, call `step` by hand. `step`
+    belongs to one thread; everything else may be called from any. max_model_len: prompt and reply
+    together, in tokens. default_sampling: the model's own sampling settings, for callers to fall
+    back on.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer,
+        *,
+        model_id: str,
+        max_model_len: int,
+        vocab_size: int,
+        eos_token_ids: Iterable[int] = (),
+        chat_template: ChatTemplate | None = None,
+        default_sampling: dict[str, Any] | None = None,
+    ) -> None:
+        if scheduler.pages_for(max_model_len) > scheduler.pool.total:
+            raise ConfigError(
+                f"a context of {max_model_len} tokens needs {scheduler.pages_for(max_model_len)} "
+                f"KV pages, but the cache has {scheduler.pool.total}"
+            )
+        self.config = config
+        self.model_id = model_id
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.default_sampling = dict(default_sampling or {})
+        self._hidden = frozenset(tokenizer.special_ids)
+        self._loop = StepLoop(scheduler, runner)
+        self._ids = count(1)
+        self._random = random.Random(config.seed)
+        self._wake = threading.Condition()
+        # Guarded by _wake.
+        self._added: list[Sequence] = []
+        self._aborted: list[Sequence] = []
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> Self:
+        """Run steps on a thread from now on."""
+        with self._wake:
+            if self._closed:
+                raise EngineClosed("the engine is closed and cannot be started again")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="grout-engine", daemon=True)
+                self._thread.start()
+        return self
+
+    def add(self, prompt_ids: Iterable[int], params: SamplingParams, sink: Sink) -> Sequence:
+        """Queue a request; `sink` gets its deltas, the last one with a finish reason, or an error.
+
+        Raises `InvalidPrompt`, `PromptTooLong` or `InvalidSamplingParams` before any work, and
+        `EngineClosed` or `EngineDead` when no work can be done.
+        """
+        return self._submit(self.check(prompt_ids, params), params, sink)
+
+    def abort(self, sequence: Sequence) -> None:
+        """End a request within a step; its pages come back then. Does nothing if it has ended."""
+        if sequence.done:
+            return
+        with self._wake:
+            self._aborted.append(sequence)
+            self._wake.notify_all()
+
+    def generate(self, prompt_ids: Iterable[int], params: SamplingParams) -> AsyncGenerator[Delta]:
+        """Deltas of a reply; refuses a bad request at once, as `add` does. Starts the engine.
+
+        Leaving the iteration (`aclose`, cancellation, an exception) aborts the request.
+        """
+        prompt = self.check(prompt_ids, params)
+        with self._wake:
+            self._require_alive()
+        self.start()
+        return self._generate(prompt, params)
+
+    def generate_sync(self, prompt_ids: Iterable[int], params: SamplingParams) -> Delta:
+        """The whole reply as one delta; runs the steps itself unless `start` was called."""
+        stream = BlockingStream()
+        sequence = self.add(prompt_ids, params, stream)
+        deltas: list[Delta] = []
+        try:
+            while not deltas or deltas[-1].finish_reason is None:
+                while self._thread is None and stream.empty:
+                    self.step()
+                deltas.append(stream.get())
+        except BaseException:
+            self.abort(sequence)
+            raise
+        return Delta(
+            "".join(delta.text for delta in deltas),
+            tuple(token for delta in deltas for token in delta.token_ids),
+            deltas[-1].finish_reason,
+        )
+
+    def step(self) -> bool:
+        """Run one step and hand its deltas over; returns whether there is more to do."""
+        self._take_requests()
+        try:
+            self._loop.step()
+        except Exception as failure:
+            logger.critical("the engine cannot go on", exc_info=failure)
+            with self._wake:
+                self._failure = failure
+            self._take_requests()
+            self._loop.abandon(self._death)
+        self._deliver()
+        return self._loop.busy
+
+    def check(self, prompt_ids: Iterable[int], params: SamplingParams) -> NDArray[np.int32]:
+        """The prompt as int32[P], once it and `params` are known to be servable."""
+        try:
+            prompt = np.array([operator.index(token) for token in prompt_ids], np.int64)
+        except (TypeError, OverflowError) as error:
+            raise InvalidPrompt(f"a prompt is a list of token ids: {error}") from error
+        if len(prompt) == 0:
+            raise InvalidPrompt("the prompt is empty; give at least one token")
+        if len(prompt) > self.max_model_len - 1:
+            raise PromptTooLong(len(prompt), self.max_model_len)
+        strange = np.flatnonzero((prompt < 0) | (prompt >= self.vocab_size))
+        if len(strange):
+            at = int(strange[0])
+            raise InvalidPrompt(
+                f"token id {prompt[at]} at position {at} of the prompt is outside the "
+                f"vocabulary of {self.vocab_size} ids"
+            )
+        for token in params.stop_token_ids:
+            if token >= self.vocab_size:
+                raise InvalidSamplingParams(
+                    "stop_token_ids",
+                    f"stop_token_ids holds {token}, outside the vocabulary of "
+                    f"{self.vocab_size} ids",
+                )
+        return prompt.astype(np.int32)
+
+    def stats(self) -> dict[str, int]:
+        """Counts as of now: requests, tokens, KV pages, steps."""
+        scheduler = self._loop.scheduler
+        return {
+            "running": len(scheduler.running) + (scheduler.prefilling is not None),
+            "waiting": len(scheduler.waiting) + len(self._added),
+            "max_num_seqs": self.config.max_num_seqs,
+            "pages_free": scheduler.pool.free_count,
+            "pages_total": scheduler.pool.total,
+            **asdict(self._loop.counters),
+        }
+
+    def close(self) -> None:
+        """Stop after the step under way; requests not finished end with `EngineClosed`."""
+        with self._wake:
+            first, self._closed = not self._closed, True
+            self._wake.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        if first:
+            self._take_requests()
+            self._loop.abandon(self._closing)
+            self._deliver()
+            if self._failure is None:
+                self._loop.runner.close()
+
+    async def aclose(self) -> None:
+        """`close`, without blocking the asyncio loop."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def _generate(
+        self, prompt: NDArray[np.int32], params: SamplingParams
+    ) -> AsyncGenerator[Delta]:
+        stream = AsyncStream(asyncio.get_running_loop())
+        sequence = self._submit(prompt, params, stream)
+        try:
+            while True:
+                delta = await stream.get()
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+        finally:
+            self.abort(sequence)
+
+    def _run(self) -> None:
+        while self._wait_for_work():
+            self.step()
+
+    def _wait_for_work(self) -> bool:
+        """False once the engine is closed."""
+        with self._wake:
+            while not (self._closed or self._added or self._aborted or self._loop.busy):
+                self._wake.wait()
+            return not self._closed
+
+    def _take_requests(self) -> None:
+        with self._wake:
+            added, self._added = self._added, []
+            aborted, self._aborted = self._aborted, []
+        for sequence in added:
+            self._loop.add(sequence)
+        for sequence in aborted:
+            self._loop.abort(sequence)
+
+    def _deliver(self) -> None:
+        for sequence in deliver(self._loop.take_events()):
+            self.abort(sequence)
+
+    def _submit(self, prompt: NDArray[np.int32], params: SamplingParams, sink: Sink) -> Sequence:
+        sequence = self._sequence(prompt, params, sink)
+        with self._wake:
+            self._require_alive()
+            self._added.append(sequence)
+            self._wake.notify_all()
+        return sequence
+
+    def _sequence(self, prompt: NDArray[np.int32], params: SamplingParams, sink: Sink) -> Sequence:
+        room = self.max_model_len - len(prompt)
+        eos = () if params.ignore_eos else self.eos_token_ids
+        return Sequence(
+            id=next(self._ids),
+            prompt=prompt,
+            params=params,
+            seed=self._random.getrandbits(32) if params.seed is None else params.seed,
+            stop_ids=frozenset(eos).union(params.stop_token_ids),
+            limit=room if params.max_tokens is None else min(room, params.max_tokens),
+            detokenizer=Detokenizer(self.tokenizer.token_bytes, self._hidden, params.stop),
+            sink=sink,
+        )
+
+    def _require_alive(self) -> None:
+        if self._failure is not None:
+            raise self._death()
+        if self._closed:
+            raise self._closing()
+
+    def _death(self) -> GroutError:
+        error = EngineDead(
+            "the engine has stopped after a failure it cannot recover from, restart the server: "
+            f"{type(self._failure).__name__}: {self._failure}"
+        )
+        error.__cause__ = self._failure
+        return error
+
+    def _closing(self) -> GroutError:
+        return EngineClosed("the engine was closed")
+
+
+__all__ = ["Engine"]

@@ -1,0 +1,76 @@
+"""Errors of the decode engine. Every message says what was wrong, where, and what to do."""
+
+
+class GroutError(Exception):
+    """Base of every error raised by `grout`."""
+
+
+class ConfigError(GroutError, ValueError):
+    """An `EngineConfig` field has a value the engine cannot use."""
+
+
+class RequestError(GroutError, ValueError):
+    """A request was refused before any work was done for it."""
+
+
+class InvalidSamplingParams(RequestError):
+    """A sampling parameter is out of range.
+
+    `param` is the name of the offending `SamplingParams` field.
+    """
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidPrompt(RequestError):
+    """The prompt is empty or holds token ids outside the vocabulary."""
+
+
+class PromptTooLong(RequestError):
+    """The prompt leaves no room for a single generated token.
+
+    `prompt_tokens` and `max_model_len` are both in tokens.
+    """
+
+    def __init__(self, prompt_tokens: int, max_model_len: int) -> None:
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens but this server's context is "
+            f"{max_model_len} tokens, of which at least one must be left for the reply; "
+            f"shorten the prompt to at most {max_model_len - 1} tokens"
+        )
+        self.prompt_tokens = prompt_tokens
+        self.max_model_len = max_model_len
+
+
+class OutOfMemory(GroutError):
+    """The model or its KV cache does not fit in the device's memory.
+
+    `needed` and `available` are bytes.
+    """
+
+    def __init__(self, message: str, *, needed: int, available: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.available = available
+
+
+class PageError(GroutError):
+    """A KV page was freed twice, is unknown, or is not there to be allocated."""
+
+
+class EngineClosed(GroutError):
+    """The engine was closed before the request finished, or before it was made."""
+
+
+class RequestAborted(GroutError):
+    """The request was aborted by its caller."""
+
+
+class StepFailed(GroutError):
+    """A step of the model failed while this request was running; `__cause__` is the failure."""
+
+
+class EngineDead(GroutError):
+    """The engine hit a failure it cannot recover from; `__cause__` is that failure."""

@@ -1,0 +1,201 @@
+"""From a configuration to a running engine: `create_engine`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import tilert
+from grout.config import EngineConfig
+from grout.engine import Engine
+from grout.errors import ConfigError
+from grout.memory import (
+    cache_budget,
+    check_weights,
+    context_limit,
+    gib,
+    plan_cache,
+    step_bytes,
+)
+from grout.pages import PagePool
+from grout.runner import Runner
+from grout.scheduler import Scheduler
+from models.chat_template import ChatTemplate
+from models.config import ModelConfig
+from models.presets import PRESETS
+from models.safetensors_loader import read_config
+from models.source import open_checkpoint, resolve
+from models.tokenizer import Tokenizer
+from models.transformer import Transformer
+from models.weights import Checkpoint
+
+Progress = Callable[[str], None]
+
+DTYPES = {"float32": tilert.f32, "bfloat16": tilert.bf16, "float16": tilert.f16}
+DUMMY_PRESET = "qwen3-0.6b"
+DUMMY_SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+# ChatML (OpenAI's "Chat Markup Language"), the form Qwen's own templates build on.
+DUMMY_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p")
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What is known of a model before its weights are read; `checkpoint` is None for a dummy."""
+
+    id: str
+    config: ModelConfig
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    checkpoint: Checkpoint | None
+
+
+def create_engine(config: EngineConfig, progress: Progress | None = None) -> Engine:
+    """Open and load a model, size its KV cache, warm up, and start the engine.
+
+    `progress` is called with lines for people. Raises `ConfigError`, `OutOfMemory`,
+    `models.errors.ModelError` for files that cannot be used, and `tilert.DeviceError`.
+    """
+    report = progress or _silent
+    device = tilert.device(config.device)
+    config = config.resolve(device.kind)
+    dtype = DTYPES[config.dtype]
+    model = _dummy(config) if config.load_format == "dummy" else _open(config, report)
+    limit = context_limit(config, model.config, device.kind)
+    report(f"{model.id} on {device.name}, {config.dtype}")
+    check_weights(model.config, dtype.itemsize, device.memory()[0], device.name)
+    transformer = _load(model, device, dtype, limit, config.seed or 0, report)
+
+    chunk = config.chunk(device.kind)
+    step = step_bytes(config, model.config, chunk, dtype.itemsize)
+    plan = plan_cache(
+        config,
+        limit,
+        kind=device.kind,
+        budget=cache_budget(config, device.kind, *device.memory(), step),
+        page_bytes=transformer.page_bytes(),
+        page_size=transformer.page_size,
+    )
+    report(
+        f"context {plan.max_model_len} tokens; KV cache {plan.num_pages * transformer.page_size} "
+        f"tokens in {gib(plan.num_pages * transformer.page_bytes())}"
+    )
+    cache = transformer.new_cache(plan.num_pages, config.max_num_seqs)
+    runner = Runner(
+        transformer, cache, max_num_seqs=config.max_num_seqs, eager=config.enforce_eager
+    )
+    engine = Engine(
+        config,
+        runner,
+        Scheduler(
+            PagePool(plan.num_pages),
+            page_size=transformer.page_size,
+            max_num_seqs=config.max_num_seqs,
+            prefill_chunk=chunk,
+        ),
+        model.tokenizer,
+        model_id=model.id,
+        max_model_len=plan.max_model_len,
+        vocab_size=model.config.vocab_size,
+        eos_token_ids=(*model.config.eos_token_ids, *model.tokenizer.eos_token_ids),
+        chat_template=model.chat_template,
+        default_sampling=default_sampling(model.config.default_sampling),
+    )
+    report("warming up")
+    runner.warm_up(_warm_up_lengths(device.kind, min(chunk, plan.max_model_len - 1)))
+    return engine.start()
+
+
+def default_sampling(recommended: Mapping[str, float | int | bool]) -> dict[str, float | int]:
+    """A checkpoint's recommended sampling; `do_sample: false` there means greedy."""
+    sampling: dict[str, float | int] = {
+        key: recommended[key] for key in SAMPLING_KEYS if key in recommended
+    }
+    if recommended.get("do_sample") is False:
+        sampling["temperature"] = 0.0
+    return sampling
+
+
+def _open(config: EngineConfig, report: Progress) -> _Model:
+    source = resolve(config.model, progress=report)
+    checkpoint = open_checkpoint(source, progress=report)
+    return _Model(
+        config.served_model_name or source.id,
+        checkpoint.config,
+        checkpoint.tokenizer(),
+        checkpoint.chat_template(),
+        checkpoint,
+    )
+
+
+def _dummy(config: EngineConfig) -> _Model:
+    """A model of a known shape; its tokenizer is the folder's, or one id a byte."""
+    name = config.model or DUMMY_PRESET
+    folder = Path(name).expanduser()
+    tokenizer = template = None
+    if name in PRESETS:
+        shape = PRESETS[name]
+    elif (folder / "config.json").is_file():
+        shape = read_config(folder)
+        if (folder / "tokenizer.json").is_file():
+            tokenizer, template = Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder)
+    else:
+        raise ConfigError(
+            f"load_format dummy needs a preset ({', '.join(sorted(PRESETS))}) or a folder with a "
+            f"config.json, not {name!r}"
+        )
+    return _Model(
+        config.served_model_name or folder.name,
+        shape,
+        tokenizer or Tokenizer.byte_level(DUMMY_SPECIAL_TOKENS),
+        template or ChatTemplate(DUMMY_TEMPLATE),
+        None,
+    )
+
+
+def _load(
+    model: _Model,
+    device: tilert.Device,
+    dtype: tilert.DType,
+    max_len: int,
+    seed: int,
+    report: Progress,
+) -> Transformer:
+    if model.checkpoint is None:
+        report("making weights up")
+        return Transformer.random(model.config, device, dtype, max_len=max_len, seed=seed)
+    return Transformer.load(
+        model.checkpoint, device, dtype, max_len=max_len, progress=_tenths(report)
+    )
+
+
+def _tenths(report: Progress) -> Callable[[int, int], None]:
+    """A byte counter that reports each tenth once."""
+    told = -1
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told
+        tenth = 10 if done >= total else 10 * done // total
+        if tenth > told:
+            told = tenth
+            report(f"loading weights: {10 * tenth}% of {gib(total)}")
+
+    return progress
+
+
+def _warm_up_lengths(kind: str, longest: int) -> tuple[int, ...]:
+    """Prompt lengths that between them use the kernels of short and of long chunks.
+
+    On the cpu only a short one: kernels there do not depend on the length, and time does.
+    """
+    lengths = (8,) if kind == "cpu" else (16, 128, longest)
+    return tuple(sorted({min(length, longest) for length in lengths}))
+
+
+def _silent(_: str) -> None:
+    return
+
+
+__all__ = ["Progress", "create_engine", "default_sampling"]

@@ -1,0 +1,133 @@
+"""How much memory there is, and how many KV pages and how long a context fit in it."""
+
+from dataclasses import dataclass
+
+from grout.config import CPU_MAX_MODEL_LEN, EngineConfig
+from grout.errors import ConfigError, OutOfMemory
+from models.config import ModelConfig
+from models.weights import parameter_count
+
+CPU_CACHE_BYTES = 2 * 2**30
+"""KV cache on the cpu unless one request at an explicit max_model_len needs more."""
+
+CPU_SHARE = 0.5
+"""Share of the free main memory the KV cache may take: the rest is other programs' and the files'
+cache, without which mapped weights are read from disk again."""
+
+GPU_RESERVE = 256 * 2**20
+"""Bytes left for the driver, compiled kernels, graphs and fragmentation."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """num_pages: KV pages in all. max_model_len: tokens of the longest request they serve."""
+
+    num_pages: int
+    max_model_len: int
+
+
+def context_limit(config: EngineConfig, model: ModelConfig, kind: str) -> int:
+    """Longest context to prepare for, in tokens, before memory is considered.
+
+    Raises `ConfigError` for an explicit max_model_len past the model's own limit.
+    """
+    wanted = config.max_model_len
+    if wanted is None:
+        return min(model.max_length, CPU_MAX_MODEL_LEN) if kind == "cpu" else model.max_length
+    if wanted > model.max_length:
+        raise ConfigError(
+            f"max_model_len {wanted} is past the {model.max_length} tokens this model was made "
+            "for; lower it, or enable YaRN in the model's config.json"
+        )
+    return wanted
+
+
+def check_weights(model: ModelConfig, itemsize: int, available: int, where: str) -> None:
+    """Raise `OutOfMemory` if the weights, at `itemsize` bytes each, exceed `available` bytes."""
+    needed = parameter_count(model) * itemsize
+    if needed > available:
+        raise OutOfMemory(
+            f"the weights need {gib(needed)}, but {where} has {gib(available)} to give; use a "
+            "smaller model, a narrower dtype, or free some memory",
+            needed=needed,
+            available=available,
+        )
+
+
+def step_bytes(config: EngineConfig, model: ModelConfig, chunk: int, itemsize: int) -> int:
+    """An upper estimate of a step's activations and logits, in bytes.
+
+    Counts the residual stream and its norms (4 hidden), queries, keys, values and their outputs,
+    the feed-forward's three arrays, and float32 logits with a copy for the sampler.
+    """
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    row = 4 * model.hidden_size + heads + 3 * model.intermediate_size
+    slots = 2 * config.max_num_seqs + 1
+    return (chunk + slots) * row * itemsize + 2 * slots * model.vocab_size * 4
+
+
+def cache_budget(config: EngineConfig, kind: str, free: int, total: int, step: int) -> int:
+    """Bytes the KV cache may take once the weights are in memory.
+
+    On a GPU: what is left of `gpu_memory_utilization` of the whole memory; on the cpu a share of
+    what is free. `step` bytes are set aside for activations. May be negative.
+    """
+    if kind == "cpu":
+        return int(free * CPU_SHARE) - step
+    used = total - free
+    return int(total * config.gpu_memory_utilization) - used - step - GPU_RESERVE
+
+
+def plan_cache(
+    config: EngineConfig,
+    limit: int,
+    *,
+    kind: str,
+    budget: int,
+    page_bytes: int,
+    page_size: int,
+) -> CachePlan:
+    """How many pages to make within `budget` bytes, and the context they serve.
+
+    As many pages as `max_num_seqs` requests of the whole context could use, if they fit. `limit`
+    is `context_limit`'s; without an explicit max_model_len it shrinks to what fits. Raises
+    `OutOfMemory` naming what would fit.
+    """
+    affordable = max(0, budget) // page_bytes
+    needed = -(-limit // page_size)
+    if kind == "cpu":
+        capped = CPU_CACHE_BYTES // page_bytes
+        if config.max_model_len is not None:
+            capped = max(capped, needed)
+        affordable = min(affordable, capped)
+    if affordable < 1 or (config.max_model_len is not None and needed > affordable):
+        fits = affordable * page_size
+        bytes_needed = (needed if config.max_model_len is not None else 1) * page_bytes
+        advice = (
+            f"lower max_model_len to {fits} or less" if fits >= 2 else "use a smaller model"
+        ) + (", or free some memory" if kind == "cpu" else ", or raise gpu_memory_utilization")
+        raise OutOfMemory(
+            f"a context of {limit if config.max_model_len is not None else page_size} tokens "
+            f"needs {gib(bytes_needed)} of KV cache, but {gib(max(0, budget))} are left; {advice}",
+            needed=bytes_needed,
+            available=max(0, budget),
+        )
+    length = min(limit, affordable * page_size)
+    wanted = config.max_num_seqs * -(-length // page_size)
+    return CachePlan(min(affordable, wanted), length)
+
+
+def gib(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**27 else f"{count / 2**20:.1f} MiB"
+
+
+__all__ = [
+    "CachePlan",
+    "cache_budget",
+    "check_weights",
+    "context_limit",
+    "gib",
+    "plan_cache",
+    "step_bytes",
+]

@@ -1,0 +1,33 @@
+"""Tile kernels of the transformer, one operation a file."""
+
+from models.kernels.decode_attention import (
+    decode_attention,
+    decode_attention_split,
+    merge_splits,
+)
+from models.kernels.embedding import embedding
+from models.kernels.gate_up import gate_up_silu, norm_gate_up_silu
+from models.kernels.linear import linear, linear_residual, norm_linear
+from models.kernels.prefill_attention import prefill_attention
+from models.kernels.random import fill_normal
+from models.kernels.rms_norm import rms_norm
+from models.kernels.rope_append import qk_norm_rope_append
+from models.kernels.sampling import chunk_best, sample
+
+__all__ = [
+    "chunk_best",
+    "decode_attention",
+    "decode_attention_split",
+    "embedding",
+    "fill_normal",
+    "gate_up_silu",
+    "linear",
+    "linear_residual",
+    "merge_splits",
+    "norm_gate_up_silu",
+    "norm_linear",
+    "prefill_attention",
+    "qk_norm_rope_append",
+    "rms_norm",
+    "sample",
+]

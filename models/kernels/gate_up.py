@@ -1,0 +1,45 @@
+"""The first half of the gated feed-forward layer: silu(x @ gate.T) * (x @ up.T)."""
+
+# mypy: disable-error-code="type-arg"
+
+import tilert
+from models.kernels.activations import silu
+from tilert import Const, Dyn, Mut, Ref, f32
+from tilert.language import mma, rsqrt, sum, tiles, zeros  # noqa: A004
+
+__all__ = ["gate_up_silu", "norm_gate_up_silu"]
+
+
+@tilert.kernel
+def gate_up_silu(y: Mut[Dyn], x: Ref[Dyn], w: Ref, bk: Const[int]):
+    """y = silu(x @ w[0].T) * (x @ w[1].T), accumulated in f32.
+
+    y: [T, F] in pieces (bm, bn). x: [T, K]. w: [2, F, K], gate then up. bk: columns of K a step.
+    """
+    m, n = y.index
+    gate = zeros(y.shape, f32)
+    up = zeros(y.shape, f32)
+    for k in tiles(x, axis=1, size=bk):
+        v = x[m, k]
+        gate = mma(v, w[0, n, k].T, gate)
+        up = mma(v, w[1, n, k].T, up)
+    y.store(silu(gate) * up)
+
+
+@tilert.kernel
+def norm_gate_up_silu(
+    y: Mut[Dyn], x: Ref[Dyn], gain: Ref, w: Ref, eps: Const[float], bk: Const[int]
+):
+    """As `gate_up_silu` of RMSNorm(x), the norm applied as in `norm_linear`; gain: [K]."""
+    m, n = y.index
+    gate = zeros(y.shape, f32)
+    up = zeros(y.shape, f32)
+    squares = zeros((y.shape[0],), f32)
+    for k in tiles(x, axis=1, size=bk):
+        v = x[m, k].to(f32)
+        squares = squares + sum(v * v, axis=1)
+        scaled = (v * gain[k][None, :].to(f32)).to(x.dtype)
+        gate = mma(scaled, w[0, n, k].T, gate)
+        up = mma(scaled, w[1, n, k].T, up)
+    scale = rsqrt(squares / x.shape[1] + eps)[:, None]
+    y.store(silu(gate * scale) * (up * scale))

@@ -1,0 +1,56 @@
+"""Projections: y = x @ w.T, alone, added to y, or of RMSNorm(x)."""
+
+# mypy: disable-error-code="type-arg"
+
+from typing import Any
+
+import tilert
+from tilert import Const, Dyn, Mut, Ref, f32
+from tilert.language import mma, rsqrt, sum, tiles, zeros  # noqa: A004
+
+__all__ = ["linear", "linear_residual", "norm_linear"]
+
+
+@tilert.inline
+def product(y: Any, x: Any, w: Any, bk: Any) -> Any:
+    """The f32 tile of x @ w.T where y's piece is."""
+    m, n = y.index
+    acc = zeros(y.shape, f32)
+    for k in tiles(x, axis=1, size=bk):
+        acc = mma(x[m, k], w[n, k].T, acc)
+    return acc
+
+
+@tilert.kernel
+def linear(y: Mut[Dyn], x: Ref[Dyn], w: Ref, bk: Const[int]):
+    """y = x @ w.T, accumulated in f32.
+
+    y: [T, N] in pieces (bm, bn). x: [T, K]. w: [N, K]. bk: columns of K a step.
+    """
+    y.store(product(y, x, w, bk))
+
+
+@tilert.kernel
+def linear_residual(y: Mut[Dyn], x: Ref[Dyn], w: Ref, bk: Const[int]):
+    """y = y + x @ w.T, added in f32 and rounded once. Shapes as in `linear`."""
+    y.store(y.load().to(f32) + product(y, x, w, bk))
+
+
+@tilert.kernel
+def norm_linear(
+    y: Mut[Dyn], x: Ref[Dyn], gain: Ref, w: Ref, eps: Const[float], bk: Const[int]
+):
+    """y = RMSNorm(x) @ w.T, with the norm's scale applied to the sum.
+
+    The scale is one number a row, so it commutes with the product: the sum of squares is taken
+    along with the product, and x is read once. Shapes as in `linear`; gain: [K].
+    """
+    m, n = y.index
+    acc = zeros(y.shape, f32)
+    squares = zeros((y.shape[0],), f32)
+    for k in tiles(x, axis=1, size=bk):
+        v = x[m, k].to(f32)
+        squares = squares + sum(v * v, axis=1)
+        acc = mma((v * gain[k][None, :].to(f32)).to(x.dtype), w[n, k].T, acc)
+    scale = rsqrt(squares / x.shape[1] + eps)
+    y.store(acc * scale[:, None])

@@ -1,0 +1,28 @@
+"""Online softmax, shared by the attention kernels."""
+
+from typing import Any
+
+import tilert
+from tilert import f32
+from tilert.language import exp2, max, maximum, mma, sum  # noqa: A004
+
+__all__ = ["LOG2_E", "MASKED", "UNSEEN", "online"]
+
+LOG2_E = 1.4426950408889634
+MASKED = float("-inf")
+UNSEEN = -1e30
+"""Start of the running maximum: below every score, yet finite, so that -inf - max is no NaN."""
+
+
+@tilert.inline
+def online(scores: Any, v: Any, best: Any, total: Any, acc: Any) -> Any:
+    """One step: scores [M, N] in units of log 2, v [N, D] -> new (best [M], total [M], acc [M, D]).
+
+    Milakov and Gimelshein 2018 (arXiv:1805.02867).
+    """
+    top = maximum(best, max(scores, axis=1))
+    weights = exp2(scores - top[:, None])
+    fade = exp2(best - top)
+    total = total * fade + sum(weights, axis=1)
+    acc = mma(weights.to(v.dtype), v, acc * fade[:, None])
+    return top, total, acc

@@ -1,0 +1,113 @@
+"""Reading a request's JSON body: UTF-8, finite numbers, no lone surrogates, bounded size."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from fastapi import Request
+
+from server.errors import ApiError, invalid
+
+__all__ = ["MAX_BODY_BYTES", "join_path", "parse_json", "read_json"]
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """Return the request's body, a JSON object.
+
+    Raises ApiError: 415 without a JSON content type (which also keeps a web page from posting
+    here unasked), 413 beyond `MAX_BODY_BYTES`, 400 for what `parse_json` refuses.
+    """
+    content_type = request.headers.get("content-type", "")
+    media = content_type.partition(";")[0].strip().lower()
+    if media != "application/json" and not media.endswith("+json"):
+        raise ApiError(
+            415,
+            f"The content type is {content_type or 'missing'!r}; "
+            "send 'Content-Type: application/json'.",
+            code="unsupported_media_type",
+        )
+    raw = bytearray()
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > MAX_BODY_BYTES:
+            raise ApiError(
+                413, f"The body is over {MAX_BODY_BYTES} bytes.", code="request_too_large"
+            )
+    return parse_json(bytes(raw))
+
+
+def parse_json(raw: bytes) -> dict[str, Any]:
+    """Return the JSON object in `raw`; raises ApiError 400 saying what is wrong and where."""
+    try:
+        text = raw.decode("utf-8")
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise _malformed(f"byte {error.start} is not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise _malformed(f"{error.msg} at line {error.lineno} column {error.colno}") from None
+    except RecursionError:
+        raise _malformed("it is nested too deeply") from None
+    except ValueError:  # an integer of more digits than Python converts
+        raise _malformed("a number has too many digits") from None
+    if not isinstance(value, dict):
+        raise _malformed(f"it is {_json_kind(value)}, not an object")
+    if _SURROGATE_ESCAPE.search(text):
+        _refuse_surrogates(value)
+    return value
+
+
+def join_path(path: tuple[str | int, ...]) -> str:
+    """Return a path as OpenAI writes it: messages[0].content."""
+    out = ""
+    for step in path:
+        if isinstance(step, int):
+            out += f"[{step}]"
+        else:
+            out += f".{step}" if out else step
+    return out
+
+
+def _malformed(reason: str) -> ApiError:
+    return invalid(None, f"The body is not usable JSON: {reason}.", "invalid_json")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _malformed(f"{name} is not a JSON number")
+
+
+def _json_kind(value: Any) -> str:
+    names = {str: "a string", list: "an array", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _refuse_surrogates(value: dict[str, Any]) -> None:
+    for path, text in _texts(value):
+        if _SURROGATE.search(text):
+            where = _SURROGATE.sub("\ufffd", join_path(path))
+            raise invalid(
+                where,
+                f"The text at {where!r} has a lone surrogate (half of a \\uD83D\\uDE42 style "
+                "pair), which is not valid Unicode.",
+                "invalid_unicode",
+            )
+
+
+def _texts(value: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    # A stack and not recursion: the nesting is the client's.
+    stack: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
+    while stack:
+        path, item = stack.pop()
+        if isinstance(item, str):
+            yield path, item
+        elif isinstance(item, list):
+            stack.extend(((*path, i), child) for i, child in enumerate(item))
+        elif isinstance(item, dict):
+            for key, child in item.items():
+                yield (*path, key), key
+                stack.append(((*path, key), child))

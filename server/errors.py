@@ -1,0 +1,166 @@
+"""Errors of the HTTP layer, always with OpenAI's body: {"error": {message, type, param, code}}."""
+
+import json
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from grout.errors import (
+    EngineClosed,
+    EngineDead,
+    GroutError,
+    InvalidPrompt,
+    InvalidSamplingParams,
+    PromptTooLong,
+)
+from server.exceptions import ServerError
+
+__all__ = [
+    "ApiError",
+    "context_length_exceeded",
+    "error_response",
+    "from_engine",
+    "install",
+    "invalid",
+]
+
+logger = logging.getLogger("grout.server")
+
+INVALID_REQUEST = "invalid_request_error"
+SERVER_ERROR = "server_error"
+
+
+class ApiError(ServerError):
+    """A refused or failed request: HTTP status and the four fields of OpenAI's error body."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None,
+        param: str | None = None,
+        kind: str = INVALID_REQUEST,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.kind = kind
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """Return OpenAI's error body."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
+    """Return a 400 about one parameter of the request."""
+    return ApiError(400, message, code=code, param=param)
+
+
+def context_length_exceeded(
+    param: str, prompt_tokens: int, max_model_len: int, max_tokens: int | None = None
+) -> ApiError:
+    """Return the 400 for a prompt, or a prompt and its requested answer, over the context."""
+    asked = "" if max_tokens is None else f" plus {max_tokens} requested for the answer"
+    room = " and one more is needed for the answer" if prompt_tokens == max_model_len else ""
+    return invalid(
+        param,
+        f"This model's context is {max_model_len} tokens, but the request has "
+        f"{prompt_tokens} in the {param}{asked or room}. Shorten the {param}"
+        + (" or lower max_tokens." if asked else "."),
+        "context_length_exceeded",
+    )
+
+
+def from_engine(error: Exception, param: str) -> ApiError:
+    """Map what `Engine.generate` raised to an error of the API; the rest goes to the log."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, PromptTooLong):
+        return context_length_exceeded(param, error.prompt_tokens, error.max_model_len)
+    if isinstance(error, InvalidSamplingParams):
+        return invalid(error.param, f"{error}.")
+    if isinstance(error, InvalidPrompt):
+        return invalid(param, f"{error}.")
+    logger.error("generation failed", exc_info=error)
+    if isinstance(error, EngineClosed | EngineDead):
+        return ApiError(503, f"Cannot generate: {error}", code="engine_down", kind=SERVER_ERROR)
+    if isinstance(error, GroutError):
+        return ApiError(500, f"Generation failed: {error}", code="engine_error", kind=SERVER_ERROR)
+    return ApiError(
+        500,
+        "Generation failed inside the server; its log has the details.",
+        code="internal_error",
+        kind=SERVER_ERROR,
+    )
+
+
+def error_response(error: ApiError) -> Response:
+    """Return the HTTP response of an error."""
+    # ASCII only: a message may quote text which UTF-8 cannot carry.
+    content = json.dumps(error.body()).encode("ascii")
+    return Response(content, error.status, error.headers, "application/json")
+
+
+def _from_http(request: Request, error: HTTPException) -> ApiError:
+    where = f"{request.method} {request.url.path}"
+    if error.status_code == 404:
+        return ApiError(404, f"There is no route {where}.", code="not_found")
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        return ApiError(
+            405,
+            f"{where} is not supported; this route takes {allowed}.",
+            code="method_not_allowed",
+            headers=error.headers,
+        )
+    phrase = HTTPStatus(error.status_code).phrase
+    return ApiError(error.status_code, f"{phrase}: {where}.", code=None, headers=error.headers)
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of `app` leave with OpenAI's body."""
+
+    async def on_api_error(_: Request, error: Exception) -> Response:
+        if not isinstance(error, ApiError):
+            raise error
+        return error_response(error)
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        if not isinstance(error, HTTPException):
+            raise error
+        return error_response(_from_http(request, error))
+
+    async def on_disconnect(_: Request, __: Exception) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
+    async def on_exception(_: Request, __: Exception) -> Response:
+        return error_response(
+            ApiError(
+                500,
+                "The server failed on this request; its log has the details.",
+                code="internal_error",
+                kind=SERVER_ERROR,
+            )
+        )
+
+    app.add_exception_handler(ApiError, on_api_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
+    app.add_exception_handler(Exception, on_exception)

@@ -1,0 +1,114 @@
+"""Chat messages of the wire to the flat ones a chat template takes."""
+
+from typing import Any
+
+from server.body import join_path
+from server.errors import ApiError, invalid
+
+__all__ = ["flatten_messages"]
+
+_ROLES = ("assistant", "developer", "system", "user")
+_TOOL_ROLES = ("function", "tool")
+# Clients send back the assistant's message as they got it, empty fields included.
+_MUST_BE_EMPTY = ("annotations", "audio", "function_call", "refusal", "tool_call_id", "tool_calls")
+_REASONING = ("reasoning_content", "reasoning")
+
+
+def flatten_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return `messages` with role and text content only, as templates expect them.
+
+    Parts of text are joined by a newline; `developer` is the newer name of `system`, which no
+    template knows; the assistant's earlier reasoning goes along as `reasoning_content`.
+    Raises ApiError 400 naming the message or part at fault.
+    """
+    if not messages:
+        raise invalid("messages", "'messages' is empty; send at least one message.")
+    return [_flatten(message, ("messages", i)) for i, message in enumerate(messages)]
+
+
+def _flatten(message: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, Any]:
+    role = _role(message, path)
+    flat: dict[str, Any] = {"role": "system" if role == "developer" else role}
+    for key, value in message.items():
+        if key in ("role", "content") or (value is None and key in (*_MUST_BE_EMPTY, "name")):
+            continue
+        where = (*path, key)
+        if key in _MUST_BE_EMPTY:
+            if value not in ("", [], {}):
+                raise _unsupported(where, f"'{key}' of a message is not supported")
+        elif key == "name":
+            flat["name"] = _text(value, where)
+        elif key in _REASONING and role == "assistant":
+            if value is not None:
+                flat["reasoning_content"] = _text(value, where)
+        else:
+            shown = join_path(where)[:100]
+            raise invalid(shown, f"Unknown parameter: '{shown}'.", "unknown_parameter")
+    flat["content"] = _content(message, role, (*path, "content"))
+    return flat
+
+
+def _role(message: dict[str, Any], path: tuple[str | int, ...]) -> str:
+    where = (*path, "role")
+    if "role" not in message:
+        raise _missing(where)
+    role = _text(message["role"], where)
+    if role in _TOOL_ROLES:
+        raise _unsupported(where, f"messages of role '{role}' are not supported: tools are not")
+    if role not in _ROLES:
+        raise invalid(
+            join_path(where), f"Unknown role {role[:40]!r}; the roles are {', '.join(_ROLES)}."
+        )
+    return role
+
+
+def _content(message: dict[str, Any], role: str, where: tuple[str | int, ...]) -> str:
+    content = message.get("content")
+    if content is None:
+        if role == "assistant":
+            return ""
+        if "content" not in message:
+            raise _missing(where)
+        raise _wrong_type(where, "null is for assistant messages only; send a string")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _wrong_type(where, "send a string or an array of text parts")
+    return "\n".join(_part(part, (*where, i)) for i, part in enumerate(content))
+
+
+def _part(part: Any, where: tuple[str | int, ...]) -> str:
+    if not isinstance(part, dict):
+        raise _wrong_type(where, 'send an object such as {"type": "text", "text": "..."}')
+    if "type" not in part:
+        raise _missing((*where, "type"))
+    kind = _text(part["type"], (*where, "type"))
+    if kind != "text":
+        raise _unsupported(
+            (*where, "type"),
+            f"content parts of type '{kind[:40]}' are not supported; send parts of type 'text'",
+        )
+    if "text" not in part:
+        raise _missing((*where, "text"))
+    return _text(part["text"], (*where, "text"))
+
+
+def _text(value: Any, where: tuple[str | int, ...]) -> str:
+    if not isinstance(value, str):
+        raise _wrong_type(where, "send a string")
+    return value
+
+
+def _missing(where: tuple[str | int, ...]) -> ApiError:
+    param = join_path(where)
+    return invalid(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
+
+
+def _wrong_type(where: tuple[str | int, ...], rule: str) -> ApiError:
+    param = join_path(where)
+    return invalid(param, f"Invalid '{param}': {rule}.", "invalid_type")
+
+
+def _unsupported(where: tuple[str | int, ...], what: str) -> ApiError:
+    param = join_path(where)
+    return invalid(param, f"Invalid '{param}': {what}.", "unsupported_value")

@@ -1,0 +1,31 @@
+"""Opening an engine for a command, with its progress on the terminal."""
+
+import argparse
+import sys
+import time
+from typing import Any
+
+import grout
+from server.cli import ENGINE_OPTIONS
+
+__all__ = ["engine_options", "open_engine"]
+
+
+def engine_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the engine options that were given on the command line."""
+    return {name: getattr(options, name) for name in ENGINE_OPTIONS if hasattr(options, name)}
+
+
+def open_engine(options: argparse.Namespace, **defaults: Any) -> grout.Engine:
+    """Return a running engine, after saying on stderr what it is made of."""
+    config = grout.EngineConfig(model=options.model, **{**defaults, **engine_options(options)})
+    started = time.monotonic()
+    _say(f"resolving model {options.model or '(default)'}")
+    engine = grout.create_engine(config)
+    seconds = time.monotonic() - started
+    _say(f"loaded {engine.model_id} in {seconds:.1f} s; context {engine.max_model_len} tokens")
+    return engine
+
+
+def _say(text: str) -> None:
+    print(f"grout: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,74 @@
+"""What the HTTP layer needs of an engine; `grout.Engine` has it, and so does a test's double."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from grout.request import Delta, SamplingParams
+
+__all__ = [
+    "ClosableEngine",
+    "ServingConfig",
+    "ServingEngine",
+    "ServingTemplate",
+    "ServingTokenizer",
+]
+
+
+class ServingTokenizer(Protocol):
+    """Text to token ids."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
+
+
+class ServingTemplate(Protocol):
+    """Chat messages to the text of a prompt."""
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str: ...
+
+
+class ServingConfig(Protocol):
+    """The engine's options that the HTTP layer shows."""
+
+    @property
+    def served_model_name(self) -> str | None: ...
+
+
+class ServingEngine(Protocol):
+    """An engine that continues prompts; closing an iterator of `generate` aborts that request."""
+
+    @property
+    def config(self) -> ServingConfig: ...
+
+    @property
+    def model_id(self) -> str: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def tokenizer(self) -> ServingTokenizer: ...
+
+    @property
+    def chat_template(self) -> ServingTemplate | None: ...
+
+    @property
+    def default_sampling(self) -> Mapping[str, Any]: ...
+
+    def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams
+    ) -> AsyncIterator[Delta]: ...
+
+
+class ClosableEngine(ServingEngine, Protocol):
+    """An engine whose owner closes it."""
+
+    def close(self) -> None: ...

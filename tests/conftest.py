@@ -1,0 +1,64 @@
+"""Fixtures and skipping rules that every test shares."""
+
+import importlib.util
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import tilert
+
+ORACLES = ("torch", "transformers")
+
+
+def gpu_problem() -> str | None:
+    """Why tests marked gpu cannot run here, or None if they can."""
+    try:
+        import tilert
+
+        tilert.device("cuda")
+    except ImportError as error:
+        return f"tilert cannot be imported: {error}"
+    except tilert.DeviceError as error:
+        return f"no CUDA device: {error}"
+    return None
+
+
+def oracle_problem() -> str | None:
+    """Why tests marked oracle cannot run here, or None if they can."""
+    missing = [name for name in ORACLES if importlib.util.find_spec(name) is None]
+    return f"not installed: {', '.join(missing)} (ORACLE=1 scripts/test)" if missing else None
+
+
+PROBLEMS = {"gpu": gpu_problem, "oracle": oracle_problem}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests whose device or oracle is not here, saying which and why."""
+    for marker, problem in PROBLEMS.items():
+        marked = [item for item in items if item.get_closest_marker(marker) is not None]
+        reason = problem() if marked else None
+        if reason is not None:
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line a reason for skipping, where -rs would print one a file."""
+    reasons: dict[str, int] = {}
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons[reason] = reasons.get(reason, 0) + 1
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"{count} {reason}")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> "Iterator[tilert.Device]":
+    """Each backend in turn: a test that takes it runs on cpu, and on cuda where there is one."""
+    import tilert
+
+    chosen = tilert.device(request.param)
+    yield chosen
+    chosen.synchronize()

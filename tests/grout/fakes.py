@@ -1,0 +1,317 @@
+"""A device, model and tokenizer that follow the real ones' contracts, in plain Python.
+
+The device runs nothing until it is waited for (or, by chance, earlier), so a step loop that reads
+ids too early, reloads a batch in flight, or hands out a page still in use gets wrong tokens. The
+model's next token is a hash of every token it finds in the KV pages of its row, so one wrong
+page, position or order changes every token after it.
+"""
+
+import random
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from grout.config import EngineConfig
+from grout.engine import Engine
+from grout.pages import PagePool
+from grout.runner import Runner
+from grout.scheduler import Scheduler
+from models.batch import Slot
+
+VOCAB = 97
+EOS = 96
+PAGE_SIZE = 4
+
+
+class FakeDevice:
+    """One stream: a queue of work run in order, or at once if its kind is "cpu"."""
+
+    def __init__(self, seed: int = 0, kind: str = "cuda") -> None:
+        self.kind = kind
+        self.queue: deque[Callable[[], None]] = deque()
+        self.capturing: list[Callable[[], None]] | None = None
+        self.broken: Exception | None = None
+        self.uploads = 0
+        self._random = random.Random(seed)
+
+    def enqueue(self, work: Callable[[], None]) -> None:
+        if self.capturing is not None:
+            self.capturing.append(work)
+            return
+        self.queue.append(work)
+        while self.queue and (self.kind == "cpu" or self._random.random() < 0.4):
+            self.queue.popleft()()
+
+    def record_event(self) -> "FakeEvent":
+        event = FakeEvent(self)
+        self.enqueue(event.complete)
+        return event
+
+    def synchronize(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+        while self.queue:
+            self.queue.popleft()()
+
+
+class FakeEvent:
+    def __init__(self, device: FakeDevice) -> None:
+        self._device = device
+        self._complete = False
+
+    def complete(self) -> None:
+        self._complete = True
+
+    def done(self) -> bool:
+        return self._complete
+
+    def wait(self) -> None:
+        while not self._complete:
+            self._device.queue.popleft()()
+
+
+class FakePinned:
+    def __init__(self, shape: tuple[int, ...], _dtype: object, device: FakeDevice) -> None:
+        self.numpy = np.zeros(shape, np.int32)
+        self._device = device
+
+    def copy_from(self, array: np.ndarray) -> None:
+        self._device.enqueue(lambda: np.copyto(self.numpy, array))
+
+
+class FakeGraph:
+    def __init__(self, device: FakeDevice, work: list[Callable[[], None]]) -> None:
+        self._device = device
+        self._work = work
+        self.closed = False
+
+    def replay(self) -> None:
+        if self.closed:
+            raise RuntimeError("replay of a closed graph")
+        for work in self._work:
+            self._device.enqueue(work)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def capture(device: FakeDevice, fn: Callable[[], None]) -> FakeGraph:
+    device.capturing = []
+    try:
+        fn()
+        return FakeGraph(device, device.capturing)
+    finally:
+        device.capturing = None
+
+
+fake_tilert = SimpleNamespace(capture=capture, pinned=FakePinned, i32="i32")
+
+
+class FakeCache:
+    def __init__(self, device: FakeDevice, num_pages: int, max_seqs: int, max_len: int) -> None:
+        self.num_pages = num_pages
+        self.page_size = PAGE_SIZE
+        self.max_seqs = max_seqs
+        self.max_len = max_len
+        self.owner: dict[int, int] = {}
+        self.tables: dict[int, list[int]] = {}
+        self.tokens = np.full((num_pages, PAGE_SIZE), -1, np.int64)
+        self._device = device
+
+    def set_pages(self, row: int, pages: Sequence[int]) -> None:
+        for page in pages:
+            if self.owner.get(page, row) != row:
+                raise ValueError(f"page {page} belongs to row {self.owner[page]}")
+        self.owner = {page: r for page, r in self.owner.items() if r != row}
+        self.owner.update(dict.fromkeys(pages, row))
+        table = list(pages)
+        self._device.enqueue(lambda: self.tables.__setitem__(row, table))
+
+    def clear(self, row: int) -> None:
+        self.set_pages(row, [])
+
+    def write(self, row: int, position: int, token: int) -> None:
+        page = self.tables[row]
+        if position // PAGE_SIZE < len(page):
+            self.tokens[page[position // PAGE_SIZE], position % PAGE_SIZE] = token
+
+    def read(self, row: int, length: int) -> list[int]:
+        table = self.tables[row]
+        if length > len(table) * PAGE_SIZE:
+            return []
+        return [int(self.tokens[table[p // PAGE_SIZE], p % PAGE_SIZE]) for p in range(length)]
+
+
+@dataclass
+class FakeBatch:
+    device: FakeDevice
+    size: int
+    ids: np.ndarray
+    positions: np.ndarray
+    slots: list[Slot]
+
+    def head(self, n: int) -> "FakeBatch":
+        return replace(self, size=n, ids=self.ids[:n], positions=self.positions[:n])
+
+    def set(self, slots: Sequence[Slot]) -> None:
+        if len(slots) != self.size:
+            raise ValueError(f"{len(slots)} slots for a batch of {self.size}")
+        rows = [slot.row for slot in slots if slot.row >= 0]
+        if len(set(rows)) != len(rows):
+            raise ValueError(f"rows repeat: {rows}")
+        given = list(slots)
+        self.device.uploads += 1
+
+        def upload() -> None:
+            self.slots[: self.size] = given
+            self.ids[:] = [slot.token for slot in given]
+            self.positions[:] = [slot.position for slot in given]
+
+        self.device.enqueue(upload)
+
+
+def next_token(context: Sequence[int], slot: Slot) -> int:
+    """The pseudo-model: depends on the whole context and, when sampled, on the seed."""
+    value = 0
+    for token in context:
+        value = (value * 31 + token + 1) % 1_000_003
+    if slot.temperature > 0:
+        value = (value + (slot.seed % 1_000_003) * (len(context) + 1)) % 1_000_003
+    return value % VOCAB
+
+
+class Moved:
+    """Stands for an array that a failing call holds."""
+
+
+class FakeTransformer:
+    """`fail_prefill` and `fail_decode` are raised once, at the call; `fail_late` on the device."""
+
+    page_size = PAGE_SIZE
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+        self.decodes = 0
+        self.chunks: list[tuple[int, int]] = []
+        self.fail_prefill: Exception | None = None
+        self.fail_decode: Exception | None = None
+        self.fail_late: Exception | None = None
+        self.moved: weakref.ref[Moved] | None = None
+
+    def new_batch(self, _cache: FakeCache, size: int) -> FakeBatch:
+        padding = Slot(-1, 0, 0, 0.0, 0, 1.0, 0.0, 0)
+        ids, positions = np.zeros(size, np.int32), np.zeros(size, np.int32)
+        return FakeBatch(self.device, size, ids, positions, [padding] * size)
+
+    def prefill(self, cache: FakeCache, batch: FakeBatch, tokens: np.ndarray, start: int) -> None:
+        failure, self.fail_prefill = self.fail_prefill, None
+        if failure is not None:
+            raise failure
+        self.chunks.append((start, len(tokens)))
+
+        def work() -> None:
+            slot = batch.slots[0]
+            for offset, token in enumerate(tokens):
+                cache.write(slot.row, start + offset, int(token))
+            end = start + len(tokens)
+            batch.ids[0] = next_token(cache.read(slot.row, end), slot)
+            batch.positions[0] = end
+
+        self.device.enqueue(work)
+
+    def decode(self, cache: FakeCache, batch: FakeBatch) -> None:
+        failure, self.fail_decode = self.fail_decode, None
+        if failure is not None:
+            moved = Moved()
+            self.moved = weakref.ref(moved)
+            raise failure
+
+        def work() -> None:
+            self.decodes += 1
+            late, self.fail_late = self.fail_late, None
+            if late is not None:
+                raise late
+            for at in range(batch.size):
+                slot = batch.slots[at]
+                if slot.row >= 0:
+                    position = int(batch.positions[at])
+                    cache.write(slot.row, position, int(batch.ids[at]))
+                    batch.ids[at] = next_token(cache.read(slot.row, position + 1), slot)
+                    batch.positions[at] += 1
+
+        self.device.enqueue(work)
+
+
+class FakeTokenizer:
+    """Each id is two letters of text; `EOS` is special; some ids split a character in two."""
+
+    vocab_size = VOCAB
+    special_ids = frozenset({EOS})
+
+    def token_bytes(self, token: int) -> bytes:
+        if token == EOS:
+            return b"<eos>"
+        split = {0: b"\xf0\x9f", 1: b"\x99\x82", 2: b"\xe4\xbd", 3: b"\xa0"}
+        return split.get(token, bytes([97 + token % 26, 97 + token // 26]))
+
+
+def make_engine(
+    *,
+    max_num_seqs: int = 4,
+    max_model_len: int = 64,
+    pages: int | None = None,
+    prefill_chunk: int = 8,
+    device_seed: int = 0,
+    eos: Sequence[int] = (EOS,),
+    device_kind: str = "cuda",
+    **config: Any,
+) -> Engine:
+    """An engine over the pseudo-model, not started."""
+    device = FakeDevice(device_seed, device_kind)
+    transformer = FakeTransformer(device)
+    pages = pages or max_num_seqs * -(-max_model_len // PAGE_SIZE)
+    cache = FakeCache(device, pages, max_num_seqs, max_model_len)
+    settings = EngineConfig(
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        prefill_chunk=prefill_chunk,
+        device="cpu",
+        **config,
+    )
+    fake: Any = (transformer, cache, FakeTokenizer())
+    runner = Runner(fake[0], fake[1], max_num_seqs=max_num_seqs, eager=settings.enforce_eager)
+    scheduler = Scheduler(
+        PagePool(pages),
+        page_size=PAGE_SIZE,
+        max_num_seqs=max_num_seqs,
+        prefill_chunk=prefill_chunk,
+    )
+    return Engine(
+        settings,
+        runner,
+        scheduler,
+        fake[2],
+        model_id="fake",
+        max_model_len=max_model_len,
+        vocab_size=VOCAB,
+        eos_token_ids=eos,
+    )
+
+
+def model_of(engine: Engine) -> Any:
+    """The engine's `FakeTransformer`."""
+    return engine._loop.runner.transformer
+
+
+def expected(prompt: Sequence[int], count: int, seed: int = 0, temperature: float = 0) -> list[int]:
+    """The tokens the pseudo-model gives, computed without any engine."""
+    context = list(prompt)
+    slot = Slot(0, 0, 0, temperature, 0, 1.0, 0.0, seed)
+    for _ in range(count):
+        context.append(next_token(context, slot))
+    return context[len(prompt) :]

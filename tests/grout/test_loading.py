@@ -1,0 +1,122 @@
+"""The whole engine on the cpu backend with made-up weights of a tiny model."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from grout.config import EngineConfig
+from grout.engine import Engine
+from grout.errors import ConfigError, OutOfMemory
+from grout.loading import create_engine, default_sampling
+from grout.request import SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+PROMPTS = [[1 + n, 17, 40 + 3 * n] + [7 * n % 200 + 1] * (9 * n) for n in range(6)]
+
+
+@pytest.fixture(scope="module", params=["tiny-qwen3", "tiny-llama"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    config = EngineConfig(
+        model=request.param, device="cpu", load_format="dummy", seed=1, prefill_chunk=16
+    )
+    with create_engine(config) as engine:
+        yield engine
+
+
+def test_what_it_offers(engine: Engine) -> None:
+    assert engine.model_id in ("tiny-qwen3", "tiny-llama")
+    assert engine.max_model_len == 256
+    assert engine.config.dtype == "float32"
+    assert engine.eos_token_ids == (258,)
+    assert engine.default_sampling == {}
+    assert engine.chat_template is not None
+    prompt = engine.chat_template.render([{"role": "user", "content": "Hi"}])
+    assert engine.tokenizer.decode(engine.tokenizer.encode(prompt)) == "user\nHi\nassistant\n"
+    stats = engine.stats()
+    assert stats["pages_free"] == stats["pages_total"] > 0
+
+
+def test_batched_is_the_same_as_alone(engine: Engine) -> None:
+    alone = [engine.generate_sync(prompt, GREEDY) for prompt in PROMPTS]
+
+    async def together() -> list[tuple[int, ...]]:
+        async def one(prompt: list[int]) -> tuple[int, ...]:
+            deltas = [delta async for delta in engine.generate(prompt, GREEDY)]
+            return tuple(token for delta in deltas for token in delta.token_ids)
+
+        return await asyncio.gather(*map(one, PROMPTS))
+
+    assert asyncio.run(together()) == [reply.token_ids for reply in alone]
+    assert all(len(reply.token_ids) == 24 for reply in alone)
+    assert len({reply.token_ids for reply in alone}) > 1
+    stats = engine.stats()
+    assert stats["pages_free"] == stats["pages_total"]
+
+
+def test_a_seed_gives_the_same_tokens_in_any_batch(engine: Engine) -> None:
+    params = SamplingParams(temperature=1.0, seed=11, max_tokens=16, ignore_eos=True)
+    alone = engine.generate_sync([5, 6, 7], params).token_ids
+
+    async def beside_others() -> tuple[int, ...]:
+        async def one(prompt: list[int], params: SamplingParams) -> tuple[int, ...]:
+            deltas = [delta async for delta in engine.generate(prompt, params)]
+            return tuple(token for delta in deltas for token in delta.token_ids)
+
+        others = [one(prompt, GREEDY) for prompt in PROMPTS[:3]]
+        return (await asyncio.gather(*others, one([5, 6, 7], params)))[-1]
+
+    assert asyncio.run(beside_others()) == alone
+    assert engine.generate_sync([5, 6, 7], params).token_ids == alone
+
+
+def test_steps_op_by_op_give_the_same_tokens(engine: Engine) -> None:
+    config = EngineConfig(
+        model=engine.model_id, device="cpu", load_format="dummy", seed=1, enforce_eager=True
+    )
+    with create_engine(config) as eager:
+        prompt = PROMPTS[3]
+        assert eager.generate_sync(prompt, GREEDY) == engine.generate_sync(prompt, GREEDY)
+
+
+def test_progress_and_names() -> None:
+    lines: list[str] = []
+    config = EngineConfig(
+        model="tiny-llama",
+        device="cpu",
+        dtype="bfloat16",
+        load_format="dummy",
+        served_model_name="mine",
+        max_model_len=100,
+        max_num_seqs=2,
+    )
+    with create_engine(config, lines.append) as engine:
+        assert engine.model_id == "mine"
+        assert engine.max_model_len == 100
+        assert engine.generate_sync([1, 2], GREEDY).finish_reason == "length"
+    assert lines[0] == "mine on cpu, bfloat16"
+    assert any("context 100 tokens" in line for line in lines)
+
+
+def test_what_cannot_be_loaded_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs a preset"):
+        create_engine(EngineConfig(model="no-such-model", device="cpu", load_format="dummy"))
+    with pytest.raises(ConfigError, match="past the 256 tokens"):
+        create_engine(
+            EngineConfig(model="tiny-llama", device="cpu", load_format="dummy", max_model_len=999)
+        )
+
+
+def test_a_machine_without_room_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilert.cpu_device.CpuDevice.memory", lambda _: (2**17, 2**30))
+    with pytest.raises(OutOfMemory, match="the weights need"):
+        create_engine(EngineConfig(model="tiny-llama", device="cpu", load_format="dummy"))
+
+
+def test_recommended_sampling() -> None:
+    assert default_sampling({"do_sample": True, "temperature": 0.6, "top_k": 20}) == {
+        "temperature": 0.6,
+        "top_k": 20,
+    }
+    assert default_sampling({"do_sample": False, "temperature": 0.6}) == {"temperature": 0.0}
+    assert default_sampling({}) == {}

@@ -1,0 +1,87 @@
+import pytest
+
+from grout.config import CPU_MAX_MODEL_LEN, EngineConfig
+from grout.errors import ConfigError, OutOfMemory
+from grout.memory import (
+    CPU_CACHE_BYTES,
+    GPU_RESERVE,
+    CachePlan,
+    cache_budget,
+    check_weights,
+    context_limit,
+    plan_cache,
+    step_bytes,
+)
+from models.presets import PRESETS
+
+TINY, QWEN = PRESETS["tiny-qwen3"], PRESETS["qwen3-0.6b"]
+
+
+def plan(config: EngineConfig, limit: int, pages: int, kind: str = "cuda") -> CachePlan:
+    """A plan for a budget of `pages` pages of 16 tokens and 1 KiB."""
+    return plan_cache(config, limit, kind=kind, budget=pages * 1024, page_bytes=1024, page_size=16)
+
+
+def test_the_context_is_the_models_unless_told() -> None:
+    assert context_limit(EngineConfig(), QWEN, "cuda") == 40960
+    assert context_limit(EngineConfig(), QWEN, "cpu") == CPU_MAX_MODEL_LEN
+    assert context_limit(EngineConfig(), TINY, "cpu") == 256
+    assert context_limit(EngineConfig(max_model_len=8192), QWEN, "cpu") == 8192
+    with pytest.raises(ConfigError, match="max_model_len 50000 is past the 40960 tokens"):
+        context_limit(EngineConfig(max_model_len=50000), QWEN, "cuda")
+
+
+def test_pages_are_no_more_than_can_be_used() -> None:
+    config = EngineConfig(max_num_seqs=4)
+    assert plan(config, 160, 1000) == CachePlan(40, 160)
+    assert plan(config, 160, 25) == CachePlan(25, 160)
+
+
+def test_an_unasked_context_shrinks_to_what_fits() -> None:
+    assert plan(EngineConfig(), 160, 7) == CachePlan(7, 112)
+
+
+def test_an_explicit_context_that_does_not_fit_is_refused_with_what_would() -> None:
+    config = EngineConfig(max_model_len=160)
+    with pytest.raises(OutOfMemory, match="max_model_len to 112 or less, or raise gpu_") as caught:
+        plan(config, 160, 7)
+    assert (caught.value.needed, caught.value.available) == (10 * 1024, 7 * 1024)
+    assert plan(config, 160, 10) == CachePlan(10, 160)
+
+
+@pytest.mark.parametrize("budget", [0, -5])
+def test_no_memory_at_all_is_refused(budget: int) -> None:
+    with pytest.raises(OutOfMemory, match=r"0\.0 MiB are left; use a smaller model"):
+        plan(EngineConfig(), 160, budget)
+
+
+def test_the_cpu_cache_is_capped_unless_one_request_needs_more() -> None:
+    page = 2**20
+    budget = 4 * CPU_CACHE_BYTES
+    config = EngineConfig(max_num_seqs=64)
+    kwargs = {"kind": "cpu", "budget": budget, "page_bytes": page, "page_size": 16}
+    assert plan_cache(config, 4096, **kwargs).num_pages == CPU_CACHE_BYTES // page  # type: ignore[arg-type]
+    long = EngineConfig(max_num_seqs=64, max_model_len=40960)
+    assert plan_cache(long, 40960, **kwargs) == CachePlan(2560, 40960)  # type: ignore[arg-type]
+
+
+def test_budgets() -> None:
+    config = EngineConfig(gpu_memory_utilization=0.5)
+    assert cache_budget(config, "cuda", 80, 100, 0) == 50 - 20 - GPU_RESERVE
+    assert cache_budget(config, "cpu", 1000, 4000, 100) == 400
+
+
+def test_weights_that_do_not_fit_are_refused_before_loading() -> None:
+    check_weights(TINY, 4, 2**20, "cpu")
+    with pytest.raises(
+        OutOfMemory, match=r"weights need 1\.11 GiB, but cuda:0 has 0\.50"
+    ) as caught:
+        check_weights(QWEN, 2, 2**29, "cuda:0")
+    assert caught.value.needed == 2 * 596_049_920
+
+
+def test_a_step_needs_more_for_longer_chunks_and_more_slots() -> None:
+    small = step_bytes(EngineConfig(max_num_seqs=1), QWEN, 64, 2)
+    assert small > 2 * 3 * 151936 * 4
+    assert step_bytes(EngineConfig(max_num_seqs=1), QWEN, 128, 2) > small
+    assert step_bytes(EngineConfig(max_num_seqs=8), QWEN, 64, 2) > small

@@ -1,0 +1,179 @@
+"""An engine that answers from a script, and servers on real sockets for it."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import uvicorn
+
+from grout.errors import PromptTooLong
+from grout.request import Delta, SamplingParams
+from server.app import create_app
+
+MODEL = "acme/tiny-1"
+REPLY = ["Hel", "lo", ", 世界", "! ", "🙂", "\n", "bye\u2028."]
+
+
+class FakeTokenizer:
+    """A token a byte; 256 begins a sequence."""
+
+    vocab_size = 257
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return [256] * add_special_tokens + list(text.encode())
+
+
+class FakeTemplate:
+    """<role>content lines; keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+        self.kwargs: dict[str, Any] = {}
+        self.failure: Exception | None = None
+        self.ending = "<assistant>"
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        if self.failure is not None:
+            raise self.failure
+        self.seen, self.kwargs = list(messages), kwargs
+        lines = [f"<{message['role']}>{message['content']}\n" for message in messages]
+        return "".join(lines) + self.ending * add_generation_prompt
+
+
+@dataclass
+class FakeConfig:
+    served_model_name: str | None = None
+
+
+@dataclass
+class FakeEngine:
+    """Replies `reply`, a token a piece, `delay` seconds apart; records what happens to requests."""
+
+    reply: list[str] = field(default_factory=lambda: list(REPLY))
+    delay: float = 0.0
+    endless: bool = False
+    fail_after: int | None = None
+    failure: Exception = field(default_factory=lambda: RuntimeError("secret detail"))
+    refusal: Exception | None = None
+    finish: Literal["stop", "length"] | None = "stop"
+    config: FakeConfig = field(default_factory=FakeConfig)
+    model_id: str = MODEL
+    max_model_len: int = 512
+    eos_token_ids: tuple[int, ...] = ()
+    tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
+    chat_template: FakeTemplate | None = field(default_factory=FakeTemplate)
+    default_sampling: dict[str, Any] = field(default_factory=dict)
+    requests: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
+    running: int = 0
+    aborted: int = 0
+    finished: int = 0
+    closed: bool = False
+
+    def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[Delta]:
+        if self.refusal is not None:
+            raise self.refusal
+        if len(prompt_ids) >= self.max_model_len:
+            raise PromptTooLong(len(prompt_ids), self.max_model_len)
+        self.requests.append((list(prompt_ids), params))
+        return self._generate(params)
+
+    async def _generate(self, params: SamplingParams) -> AsyncIterator[Delta]:
+        last = False
+        self.running += 1
+        try:
+            async for delta in self._deltas(params):
+                last = delta.finish_reason is not None
+                self.finished += last
+                yield delta
+        except (GeneratorExit, asyncio.CancelledError):
+            self.aborted += not last
+            raise
+        finally:
+            self.running -= 1
+
+    async def _deltas(self, params: SamplingParams) -> AsyncIterator[Delta]:
+        limit = params.max_tokens or self.max_model_len
+        sent = 0
+        while self.endless or sent < len(self.reply):
+            if sent == self.fail_after:
+                raise self.failure
+            if sent == limit:
+                yield Delta("", (), "length")
+                return
+            await asyncio.sleep(self.delay)
+            yield Delta(self.reply[sent % len(self.reply)], (sent,), None)
+            sent += 1
+        if sent == self.fail_after:
+            raise self.failure
+        if self.finish is not None:
+            yield Delta("", (99,), self.finish)
+
+    def close(self) -> None:
+        self.closed = True
+
+    @property
+    def text(self) -> str:
+        return "".join(self.reply)
+
+    def prompt(self) -> str:
+        """The text of the last prompt."""
+        return bytes(token for token in self.requests[-1][0] if token < 256).decode()
+
+
+class Live:
+    """A server for an engine on a loopback port, in a thread of this process."""
+
+    def __init__(self, engine: FakeEngine, api_key: str | None = None) -> None:
+        self.engine = engine
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        config = uvicorn.Config(
+            create_app(engine, api_key=api_key),
+            lifespan="off",
+            log_config=None,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
+
+    def __enter__(self) -> "Live":
+        self._thread.start()
+        wait_for(lambda: self._server.started)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._thread.join(10)
+        self._socket.close()
+
+    def stop(self) -> None:
+        """Tell the server to stop, as a signal does."""
+        self._server.should_exit = True
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Return once `condition` holds; fail after `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError("waited in vain")
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def live(**settings: Any) -> Iterator[Live]:
+    """A server for `FakeEngine(**settings)`."""
+    with Live(FakeEngine(**settings)) as server:
+        yield server

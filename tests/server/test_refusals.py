@@ -1,0 +1,369 @@
+"""Every bad request: status, code, type and param, and a server that still answers."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from grout.errors import EngineDead, InvalidPrompt, InvalidSamplingParams
+from models.errors import ChatTemplateError
+from server import body as body_module
+from tests.server.fakes import FakeEngine
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+
+def refused(
+    http: httpx.Client,
+    path: str,
+    body: dict[str, Any] | bytes,
+    code: str,
+    param: str | None,
+    status: int = 400,
+) -> str:
+    """Send, check the refusal and that the next request is answered; return the message."""
+    if isinstance(body, bytes):
+        headers = {"Content-Type": "application/json"}
+        response = http.post(path, content=body, headers=headers)
+    else:
+        response = http.post(path, json=body)
+    error = response.json()["error"]
+    got = (response.status_code, error["type"], error["code"], error["param"])
+    assert got == (status, "invalid_request_error", code, param), error
+    assert response.headers["content-type"] == "application/json"
+    after = http.post(CHAT, json={"messages": MESSAGES})
+    # A broken template or engine of the test goes on refusing, but it answers.
+    assert after.status_code < 500
+    return str(error["message"])
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"", "Expecting value at line 1 column 1"),
+        (b'{"model": ', "line 1 column 11"),
+        (b'{"messages": []', "line 1 column 16"),
+        (b"[]", "an array, not an object"),
+        (b'"text"', "a string"),
+        (b"3", "a number"),
+        (b"true", "a boolean"),
+        (b"null", "null"),
+        (b'{"temperature": NaN}', "NaN is not a JSON number"),
+        (b'{"temperature": -Infinity}', "-Infinity is not"),
+        (b'{"a": "\xff"}', "byte 7 is not UTF-8"),
+        (b"\xef\xbb\xbf{}", "BOM"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "too many digits"),
+    ],
+)
+def test_malformed_json(http: httpx.Client, path: str, raw: bytes, says: str) -> None:
+    assert says in refused(http, path, raw, "invalid_json", None)
+
+
+@pytest.mark.parametrize("content_type", ["", "text/plain", "application/x-www-form-urlencoded"])
+def test_content_type(http: httpx.Client, content_type: str) -> None:
+    response = http.post(CHAT, content=b"{}", headers={"Content-Type": content_type})
+    assert response.status_code == 415
+    assert response.json()["error"]["code"] == "unsupported_media_type"
+
+
+def test_body_size(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "MAX_BODY_BYTES", 1000)
+    refused(http, CHAT, b" " * 1001, "request_too_large", None, 413)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [
+        *[("max_tokens", value, "invalid_value") for value in (0, -1)],
+        *[("max_tokens", value, "invalid_type") for value in (1.5, 16.0, "16", True, [1])],
+        *[("temperature", value, "invalid_value") for value in (-0.1, 2.1)],
+        *[("temperature", value, "invalid_type") for value in ("1", True, {}, [])],
+        *[("top_p", value, "invalid_value") for value in (0, -1, 1.01)],
+        *[("top_k", value, "invalid_value") for value in (-2,)],
+        *[("top_k", value, "invalid_type") for value in (1.5, "1", False)],
+        *[("min_p", value, "invalid_value") for value in (-0.1, 1.1)],
+        *[("seed", value, "invalid_type") for value in (1.0, "1", True)],
+        *[("seed", value, "invalid_value") for value in (2**63, -(2**63) - 1, 10**40)],
+        *[("stop", value, "invalid_type") for value in (1, {})],
+        *[("stop", value, "invalid_value") for value in (["a"] * 17,)],
+        ("stop_token_ids", 3, "invalid_type"),
+        ("ignore_eos", 1, "invalid_type"),
+        ("stream", "yes", "invalid_type"),
+        ("stream_options", [], "invalid_type"),
+        ("stream_options", {"include_usage": True}, "invalid_value"),
+        ("model", 3, "invalid_type"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_wrong_values(http: httpx.Client, path: str, name: str, value: Any, code: str) -> None:
+    required = {"messages": MESSAGES} if path == CHAT else {"prompt": "x"}
+    message = refused(http, path, {**required, name: value}, code, name)
+    assert f"'{name}'" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "code"),
+    [
+        ({"stop": [1]}, "stop[0]", "invalid_type"),
+        ({"stop": ["a", ""]}, "stop[1]", "invalid_value"),
+        ({"stop": ""}, "stop[0]", "invalid_value"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "invalid_value"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "invalid_value"),
+        ({"max_completion_tokens": 2.5}, "max_completion_tokens", "invalid_type"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "invalid_value"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs", "invalid_type"),
+        (
+            {"stream": True, "stream_options": {"more": 1}},
+            "stream_options.more",
+            "unknown_parameter",
+        ),
+    ],
+)
+def test_wrong_parts(http: httpx.Client, change: dict[str, Any], param: str, code: str) -> None:
+    refused(http, CHAT, {"messages": MESSAGES, **change}, code, param)
+
+
+@pytest.mark.parametrize("number", [b"1e999", b"-1e999"])
+def test_numbers_beyond_a_float(http: httpx.Client, number: bytes) -> None:
+    body = b'{"messages": [{"role": "user", "content": "x"}], "temperature": ' + number + b"}"
+    refused(http, CHAT, body, "invalid_value", "temperature")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 2),
+        ("n", 0),
+        ("n", "1"),
+        ("logprobs", True),
+        ("top_logprobs", 3),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "auto"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("functions", [{"name": "f"}]),
+        ("response_format", {"type": "json_object"}),
+        ("response_format", "text"),
+        ("logit_bias", {"1": 5}),
+        ("presence_penalty", 0.1),
+        ("frequency_penalty", -1),
+        ("repetition_penalty", 1.1),
+        ("reasoning_effort", "low"),
+        ("modalities", ["audio"]),
+        ("suffix", "x"),
+        ("echo", True),
+        ("best_of", 2),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_unsupported_parameters(http: httpx.Client, path: str, name: str, value: Any) -> None:
+    required = {"messages": MESSAGES} if path == CHAT else {"prompt": "x"}
+    message = refused(http, path, {**required, name: value}, "unsupported_parameter", name)
+    assert f"'{name}'" in message
+
+
+def test_unknown_parameters(http: httpx.Client) -> None:
+    body = {"messages": MESSAGES, "temprature": 1}
+    assert "'temprature'" in refused(http, CHAT, body, "unknown_parameter", "temprature")
+    refused(http, CHAT, {"messages": MESSAGES, "prompt": "x"}, "unknown_parameter", "prompt")
+    refused(http, COMPLETIONS, {"prompt": "x", "messages": []}, "unknown_parameter", "messages")
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "code"),
+    [
+        ([], "messages", "invalid_value"),
+        ("Hi", "messages", "invalid_type"),
+        (None, "messages", "invalid_type"),
+        (["Hi"], "messages[0]", "invalid_type"),
+        ([{"content": "x"}], "messages[0].role", "missing_required_parameter"),
+        ([{"role": "robot", "content": "x"}], "messages[0].role", "invalid_value"),
+        ([{"role": 1, "content": "x"}], "messages[0].role", "invalid_type"),
+        ([{"role": "tool", "content": "x"}], "messages[0].role", "unsupported_value"),
+        ([*MESSAGES, {"role": "user"}], "messages[1].content", "missing_required_parameter"),
+        ([{"role": "user", "content": None}], "messages[0].content", "invalid_type"),
+        ([{"role": "user", "content": 3}], "messages[0].content", "invalid_type"),
+        ([{"role": "user", "content": {}}], "messages[0].content", "invalid_type"),
+        ([{"role": "user", "content": ["x"]}], "messages[0].content[0]", "invalid_type"),
+        (
+            [{"role": "user", "content": [{"text": "x"}]}],
+            "messages[0].content[0].type",
+            "missing_required_parameter",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "text"}]}],
+            "messages[0].content[0].text",
+            "missing_required_parameter",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": 3}]}],
+            "messages[0].content[0].text",
+            "invalid_type",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}],
+            "messages[0].content[0].type",
+            "unsupported_value",
+        ),
+        ([{"role": "user", "content": "x", "nmae": "y"}], "messages[0].nmae", "unknown_parameter"),
+        ([{"role": "user", "content": "x", "name": 1}], "messages[0].name", "invalid_type"),
+        (
+            [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}],
+            "messages[0].tool_calls",
+            "unsupported_value",
+        ),
+    ],
+)
+def test_messages(http: httpx.Client, messages: Any, param: str, code: str) -> None:
+    refused(http, CHAT, {"messages": messages}, code, param)
+
+
+def test_image_parts_are_refused_by_name(http: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
+    message = refused(http, CHAT, body, "unsupported_value", "messages[0].content[0].type")
+    assert "'image_url'" in message
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param", "code"),
+    [
+        ("", "prompt", None),
+        ([], "prompt", "invalid_value"),
+        (3, "prompt", "invalid_type"),
+        (None, "prompt", "invalid_type"),
+        ({}, "prompt", "invalid_type"),
+        (["a", "b"], "prompt", "unsupported_value"),
+        ([[1], [2]], "prompt", "unsupported_value"),
+        ([[]], "prompt", "invalid_value"),
+        ([1, 257], "prompt[1]", "invalid_value"),
+        ([-1], "prompt[0]", "invalid_value"),
+        ([True], "prompt[0]", "invalid_type"),
+        ([1.0], "prompt[0]", "invalid_type"),
+    ],
+)
+def test_prompts(http: httpx.Client, prompt: Any, param: str, code: str | None) -> None:
+    if code is None:  # the fake tokenizer begins every sequence, so "" is one token
+        assert http.post(COMPLETIONS, json={"prompt": prompt}).status_code == 200
+    else:
+        refused(http, COMPLETIONS, {"prompt": prompt}, code, param)
+
+
+def test_required_parameters(http: httpx.Client) -> None:
+    refused(http, CHAT, {}, "missing_required_parameter", "messages")
+    refused(http, COMPLETIONS, {}, "missing_required_parameter", "prompt")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [(CHAT, {"messages": MESSAGES}), (COMPLETIONS, {"prompt": "x"})]
+)
+def test_unknown_model(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    message = refused(http, path, {"model": "gpt-9", **body}, "model_not_found", "model", 404)
+    assert "'gpt-9'" in message
+    assert "'acme/tiny-1'" in message
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompt_longer_than_the_context(
+    http: httpx.Client, engine: FakeEngine, stream: bool
+) -> None:
+    body = {"messages": [{"role": "user", "content": "x" * 600}], "stream": stream}
+    message = refused(http, CHAT, body, "context_length_exceeded", "messages")
+    assert "512" in message
+    assert str(len("<user>\n<assistant>") + 600) in message
+    body = {"prompt": [1] * 512, "stream": stream}
+    message = refused(http, COMPLETIONS, body, "context_length_exceeded", "prompt")
+    assert message.count("512") == 2
+    assert len(engine.requests) == 2  # the two good requests of `refused` alone
+
+
+def test_explicit_max_tokens_must_fit(http: httpx.Client, engine: FakeEngine) -> None:
+    body = {"prompt": [1] * 500, "max_tokens": 13}
+    message = refused(http, COMPLETIONS, body, "context_length_exceeded", "prompt")
+    assert all(number in message for number in ("512", "500", "13"))
+    assert http.post(COMPLETIONS, json={**body, "max_tokens": 12}).status_code == 200
+    assert http.post(COMPLETIONS, json={"prompt": [1] * 500}).status_code == 200
+    assert engine.requests[-1][1].max_tokens == 12
+
+
+@pytest.mark.parametrize("stream", [b"false", b"true"])
+@pytest.mark.parametrize("escape", [rb"\ud800", rb"\uDFFF", rb"ok \uD83D\uD83D\ude42"])
+def test_lone_surrogates(
+    http: httpx.Client, engine: FakeEngine, stream: bytes, escape: bytes
+) -> None:
+    text = b'"' + escape + b'", "stream": ' + stream
+    chat = b'{"messages": [{"role": "user", "content": "' + escape + b'"}], "stream": ' + stream
+    refused(http, CHAT, chat + b"}", "invalid_unicode", "messages[0].content")
+    refused(http, COMPLETIONS, b'{"prompt": ' + text + b"}", "invalid_unicode", "prompt")
+    stop = b'{"prompt": "x", "stop": ["a", "' + escape + b'"]}'
+    refused(http, COMPLETIONS, stop, "invalid_unicode", "stop[1]")
+    model = b'{"prompt": "x", "model": "' + escape + b'"}'
+    refused(http, COMPLETIONS, model, "invalid_unicode", "model")
+    extra = b'{"messages": [], "chat_template_kwargs": {"k": "' + escape + b'"}}'
+    refused(http, CHAT, extra, "invalid_unicode", "chat_template_kwargs.k")
+    assert len(engine.requests) == 5
+
+
+def test_lone_surrogate_in_a_name(http: httpx.Client) -> None:
+    response = http.post(
+        CHAT, content=rb'{"\ud800": 1}', headers={"Content-Type": "application/json"}
+    )
+    assert response.json()["error"]["code"] == "invalid_unicode"
+
+
+def test_whole_surrogate_pairs_are_text(http: httpx.Client, engine: FakeEngine) -> None:
+    body = rb'{"messages": [{"role": "user", "content": "\ud83d\ude42"}]}'
+    headers = {"Content-Type": "application/json"}
+    assert http.post(CHAT, content=body, headers=headers).status_code == 200
+    assert engine.prompt() == "<user>🙂\n<assistant>"
+
+
+@pytest.mark.parametrize("name", ["tools", "messages", "add_generation_prompt", "self"])
+def test_reserved_template_variables(http: httpx.Client, name: str) -> None:
+    body = {"messages": MESSAGES, "chat_template_kwargs": {name: []}}
+    refused(http, CHAT, body, "unsupported_parameter", f"chat_template_kwargs.{name}")
+
+
+@pytest.mark.parametrize(
+    ("failure", "says"),
+    [
+        (ChatTemplateError("roles must alternate"), "roles must alternate"),
+        (TypeError("x"), "failed"),
+    ],
+)
+def test_template_refuses(
+    http: httpx.Client, engine: FakeEngine, failure: Exception, says: str
+) -> None:
+    assert engine.chat_template is not None
+    engine.chat_template.failure = failure
+    assert says in refused(http, CHAT, {"messages": MESSAGES}, "chat_template_error", "messages")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("refusal", "param"),
+    [
+        (InvalidSamplingParams("stop_token_ids", "too large"), "stop_token_ids"),
+        (InvalidPrompt("no such token"), "prompt"),
+    ],
+)
+def test_refusals_of_the_engine(
+    http: httpx.Client, engine: FakeEngine, refusal: Exception, param: str, stream: bool
+) -> None:
+    engine.refusal = refusal
+    body = {"prompt": "x", "stream": stream}
+    assert str(refusal) in refused(http, COMPLETIONS, body, "invalid_value", param)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_dead_engine(http: httpx.Client, engine: FakeEngine, stream: bool) -> None:
+    engine.refusal = EngineDead("the engine has stopped")
+    response = http.post(COMPLETIONS, json={"prompt": "x", "stream": stream})
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error["code"]) == (
+        503,
+        "server_error",
+        "engine_down",
+    )

@@ -1,0 +1,418 @@
+"""Arrays: strided views of device memory, and the functions that make them."""
+
+import math
+import operator
+from itertools import pairwise
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+
+from tilert.device import Device
+from tilert.dtypes import DType, dtype_of
+from tilert.errors import OwnershipError
+from tilert.index_map import IndexMap
+from tilert.ownership import Region, overlap
+from tilert.partition import Partition
+from tilert.storage import Storage
+
+__all__ = ["Array", "empty", "from_numpy", "full", "zeros"]
+
+Index = int | slice | EllipsisType
+Shape = tuple[int, ...]
+
+
+class Array:
+    """A view of device memory. Slicing, reshaping and permuting give views of the same memory.
+
+    Views may always be made; using one (reading, writing, partitioning, passing to a kernel) while
+    an op holds an overlapping piece of its memory raises MovedError (rule O5).
+
+    Attributes:
+        storage: the memory, shared by all views of it.
+        shape: extents.
+        strides: in elements.
+        offset: of element (0, ..., 0) in the storage, in elements.
+        dtype: element type.
+        readonly: why the array may not be written, or "" if it may.
+    """
+
+    __slots__ = ("_region", "dtype", "offset", "readonly", "shape", "storage", "strides")
+
+    def __init__(
+        self,
+        storage: Storage,
+        dtype: DType,
+        shape: Shape,
+        strides: Shape,
+        offset: int = 0,
+        readonly: str = "",
+    ) -> None:
+        self.storage = storage
+        self.dtype = dtype
+        self.shape = shape
+        self.strides = strides
+        self.offset = offset
+        self.readonly = readonly
+        self._region: Region | None = None
+
+    def __repr__(self) -> str:
+        return f"Array({list(self.shape)}, {self.dtype.name}, {self.device.name})"
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("an array without axes has no length")
+        return self.shape[0]
+
+    @property
+    def device(self) -> Device:
+        """Where the memory is."""
+        return self.storage.device
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def address(self) -> int:
+        """Address of element (0, ..., 0) in the device's address space."""
+        return self.storage.address + self.offset * self.dtype.itemsize
+
+    @property
+    def region(self) -> Region:
+        """The bytes of the storage that the view covers."""
+        if self._region is None:
+            size = self.dtype.itemsize
+            strides = tuple(stride * size for stride in self.strides)
+            self._region = Region(self.offset * size, self.shape, strides, size)
+        return self._region
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in row-major order without gaps."""
+        expected = 1
+        for n, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if n != 1 and stride != expected:
+                return 0 in self.shape
+            expected *= n
+        return True
+
+    def check_free(self) -> None:
+        """Rule O5 before a use.
+
+        Raises:
+            MovedError: if an op or a partition holds part of the memory.
+        """
+        if self.storage.holds:
+            self.storage.check_free(self.region)
+
+    # Views
+
+    def _view(self, shape: Shape, strides: Shape, offset: int) -> "Array":
+        return Array(self.storage, self.dtype, shape, strides, offset, self.readonly)
+
+    def __getitem__(self, key: Index | tuple[Index, ...]) -> "Array":
+        """A view by ints, slices with positive steps and `...`; fewer indices than axes are fine.
+
+        Raises:
+            IndexError: if an int is out of range or there are too many indices.
+        """
+        keys = list(key) if isinstance(key, tuple) else [key]
+        if ... in keys:
+            at = keys.index(...)
+            missing = self.ndim - (len(keys) - 1)
+            keys[at : at + 1] = [slice(None)] * max(missing, 0)
+        if len(keys) > self.ndim:
+            raise IndexError(f"{len(keys)} indices for an array of shape {list(self.shape)}")
+        shape: list[int] = []
+        strides: list[int] = []
+        offset = self.offset
+        for axis, (one, n, stride) in enumerate(zip(keys, self.shape, self.strides, strict=False)):
+            if isinstance(one, slice):
+                start, stop, step = one.indices(n)
+                if step < 0:
+                    raise IndexError("slices of device arrays take positive steps")
+                count = len(range(start, stop, step))
+                # An empty slice may start past the end, where no address is needed.
+                offset += start * stride if count else 0
+                shape.append(count)
+                strides.append(stride * step)
+            else:
+                offset += _point(one, n, axis) * stride
+        rest = len(keys)
+        return self._view((*shape, *self.shape[rest:]), (*strides, *self.strides[rest:]), offset)
+
+    def reshape(self, *shape: int | tuple[int, ...]) -> "Array":
+        """A view of another shape, row-major; one extent may be -1.
+
+        Raises:
+            ValueError: if the sizes differ, or the elements' layout allows no such view.
+        """
+        wanted = _full_shape(_flatten(shape), self)
+        if self.is_contiguous:
+            return self._view(wanted, _row_major(wanted), self.offset)
+        strides = _reshape_strides(self, wanted)
+        if strides is None:
+            raise ValueError(
+                f"an array of shape {list(self.shape)} and strides {list(self.strides)} cannot be"
+                f" viewed as {list(wanted)}; copy it into a contiguous array first"
+            )
+        return self._view(wanted, strides, self.offset)
+
+    def permute(self, *axes: int | tuple[int, ...]) -> "Array":
+        """A view with the axes in another order: axis i of it is axis `axes[i]` of this array.
+
+        Raises:
+            ValueError: if `axes` does not name every axis once.
+        """
+        order = tuple(axis + self.ndim if axis < 0 else axis for axis in _flatten(axes))
+        if sorted(order) != list(range(self.ndim)):
+            raise ValueError(f"{list(order)} is no order of the axes of {list(self.shape)}")
+        return self._view(
+            tuple(self.shape[a] for a in order), tuple(self.strides[a] for a in order), self.offset
+        )
+
+    @property
+    def T(self) -> "Array":  # noqa: N802 - the name that NumPy gave it
+        """A view with the axes in reverse order."""
+        return self._view(self.shape[::-1], self.strides[::-1], self.offset)
+
+    def broadcast_to(self, *shape: int | tuple[int, ...]) -> "Array":
+        """A view that repeats axes of extent 1, and new leading axes. It cannot be written.
+
+        Raises:
+            ValueError: if an axis of another extent would have to change.
+        """
+        wanted = _flatten(shape)
+        lead = len(wanted) - self.ndim
+        if lead < 0 or any(n not in (1, w) for n, w in zip(self.shape, wanted[lead:], strict=True)):
+            raise ValueError(f"cannot broadcast {list(self.shape)} to {list(wanted)}")
+        strides = tuple(
+            stride if n == w else 0
+            for n, w, stride in zip(self.shape, wanted[lead:], self.strides, strict=True)
+        )
+        return self._view(wanted, (0,) * lead + strides, self.offset)
+
+    def view(self, dtype: DType) -> "Array":
+        """The same bytes as elements of another type of the same size.
+
+        Raises:
+            ValueError: if the types differ in size.
+        """
+        if dtype.bits != self.dtype.bits:
+            raise ValueError(f"cannot view {self.dtype.name} as {dtype.name}: the sizes differ")
+        return Array(self.storage, dtype, self.shape, self.strides, self.offset, self.readonly)
+
+    def as_readonly(self, reason: str) -> "Array":
+        """A view that kernels may read but nothing may write; `reason` completes the message."""
+        return Array(self.storage, self.dtype, self.shape, self.strides, self.offset, reason)
+
+    # Uses
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """A host copy, after all enqueued work (bf16 through ml_dtypes).
+
+        Raises:
+            MovedError: if an op holds part of the array.
+            LaunchError: during a capture.
+        """
+        self.device.refuse_in_capture("reading an array on the host")
+        self.check_free()
+        return self.device.download(self)
+
+    def copy_from(self, source: "np.ndarray[Any, Any] | Array") -> None:
+        """Overwrite with data of the same shape and dtype, in order with the device's other work.
+
+        A host array may be changed as soon as this returns. A capture records copies between
+        device arrays and refuses copies from the host.
+
+        Raises:
+            ValueError: if shape or dtype differ.
+            MovedError: if an op holds part of either array.
+            OwnershipError: if the two overlap (O3), or this array may not be written.
+        """
+        if tuple(source.shape) != self.shape:
+            raise ValueError(
+                f"cannot copy shape {list(source.shape)} into an array of shape {list(self.shape)}"
+            )
+        dtype = source.dtype if isinstance(source, Array) else dtype_of(source.dtype)
+        if dtype != self.dtype:
+            raise ValueError(f"cannot copy {dtype.name} into an array of {self.dtype.name}")
+        self.check_writable("copy_from")
+        self.check_free()
+        if isinstance(source, Array):
+            self._copy_from_device(source)
+        elif self.size:
+            self.device.refuse_in_capture("a copy from the host")
+            self.device.upload(self, source)
+
+    def _copy_from_device(self, source: "Array") -> None:
+        if source.device is not self.device:
+            if self.device.kind == "cpu" or source.device.kind == "cpu":
+                self.device.refuse_in_capture("a copy between devices")
+            self.device.upload(self, source.numpy())
+            return
+        source.check_free()
+        if source.storage is self.storage and overlap(source.region, self.region):
+            raise OwnershipError(
+                "O3 alias xor mutate: the source of copy_from overlaps the memory it writes"
+            )
+        if self.size:
+            call = self.device.copy_call(self, source)
+            self.device.submit(call, ((self, True), (source, False)))
+
+    def check_writable(self, what: str) -> None:
+        """Refuse `what` on an array that may not be written.
+
+        Raises:
+            OwnershipError: if it is read-only (O7) or its elements overlap (O3).
+        """
+        if self.readonly:
+            raise OwnershipError(f"{what}: {self.readonly}")
+        if self.region.overlaps_itself:
+            raise OwnershipError(
+                f"O3 alias xor mutate: {what} on an array of shape {list(self.shape)} and strides"
+                f" {list(self.strides)}, whose elements overlap each other; it cannot be written"
+            )
+
+    def partition(self, *tile: int) -> Partition:
+        """Move the array into pieces of shape `tile`, one for each program of a launch.
+
+        The grid is ceil(shape / tile) on every axis; pieces at the end may be partial.
+
+        Raises:
+            LaunchError: if `tile` has not one positive size for each axis.
+            MovedError: if part of the array has moved already.
+            OwnershipError: if the array may not be written.
+        """
+        return Partition(self, tile)
+
+    def partition_at(self, index_map: IndexMap, *tile: int) -> Partition:
+        """Move the array into rows chosen by an injective map (rule O7).
+
+        Piece i along axis 0 is row `index_map[i]`; a negative entry is no piece. The grid is
+        len(index_map) on axis 0 and ceil(shape / tile) on the others.
+
+        Args:
+            index_map: made by a type that proves it has no repeated row.
+            tile: sizes of a piece; the first is 1.
+
+        Raises:
+            As `partition`, and LaunchError if a row of the map is outside the array.
+        """
+        return Partition(self, tile, index_map)
+
+
+def empty(shape: int | tuple[int, ...], dtype: DType, device: Device) -> Array:
+    """An array whose contents are undefined until written.
+
+    Raises:
+        DeviceError: if the device has not enough memory.
+    """
+    extents = _flatten((shape,))
+    if any(n < 0 for n in extents):
+        raise ValueError(f"negative extent in shape {list(extents)}")
+    storage = Storage(device, math.prod(extents) * dtype.itemsize)
+    return Array(storage, dtype, extents, _row_major(extents))
+
+
+def zeros(shape: int | tuple[int, ...], dtype: DType, device: Device) -> Array:
+    """An array of zeros (during a capture, every replay sets them again)."""
+    return full(shape, 0, dtype, device)
+
+
+def full(shape: int | tuple[int, ...], value: float, dtype: DType, device: Device) -> Array:
+    """An array of one value (during a capture, every replay sets it again)."""
+    array = empty(shape, dtype, device)
+    if array.size:
+        call = device.fill_call(array, np.asarray(value).astype(dtype.numpy))
+        device.submit(call, ((array, True),))
+    return array
+
+
+def from_numpy(source: np.ndarray[Any, Any], device: Device) -> Array:
+    """A copy of host data on a device.
+
+    Raises:
+        TypeError: if the dtype has no tilert type.
+    """
+    array = empty(source.shape, dtype_of(source.dtype), device)
+    array.copy_from(source)
+    return array
+
+
+def _flatten(shape: tuple[int | tuple[int, ...], ...]) -> Shape:
+    flat = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+    return tuple(operator.index(n) for n in flat)  # type: ignore[arg-type]
+
+
+def _row_major(shape: Shape) -> Shape:
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return tuple(strides)
+
+
+def _point(index: object, n: int, axis: int) -> int:
+    if isinstance(index, bool | np.bool_):
+        raise IndexError("bool indices are not supported; use ints and slices")
+    try:
+        at = operator.index(index)  # type: ignore[arg-type]
+    except TypeError:
+        raise IndexError(
+            f"index of axis {axis} must be an int or a slice, got {type(index).__name__}"
+        ) from None
+    if not -n <= at < n:
+        raise IndexError(f"index {at} is out of range for axis {axis} with {n} elements")
+    return at + n if at < 0 else at
+
+
+def _full_shape(shape: Shape, array: Array) -> Shape:
+    known = math.prod(n for n in shape if n != -1)
+    if shape.count(-1) == 1 and known and array.size % known == 0:
+        shape = tuple(array.size // known if n == -1 else n for n in shape)
+    if min(shape, default=0) < 0 or math.prod(shape) != array.size:
+        raise ValueError(
+            f"cannot reshape {list(array.shape)} ({array.size} elements) to {list(shape)}"
+        )
+    return shape
+
+
+def _reshape_strides(array: Array, shape: Shape) -> Shape | None:
+    """Strides of a reshaped view, or None: both shapes are cut into the smallest groups of axes of
+    equal size, and a group of old axes can be regrouped where it has one common step."""
+    old = [(n, s) for n, s in zip(array.shape, array.strides, strict=True) if n != 1]
+    strides: list[int] = []
+    at = 0
+    axis = 0
+    while axis < len(shape):
+        group = [shape[axis]]
+        axis += 1
+        if group == [1]:
+            strides.append(0)
+            continue
+        taken = [old[at]]
+        at += 1
+        while math.prod(group) != math.prod(n for n, _ in taken):
+            if math.prod(group) < math.prod(n for n, _ in taken):
+                group.append(shape[axis])
+                axis += 1
+            else:
+                taken.append(old[at])
+                at += 1
+        for (_, outer), (n, inner) in pairwise(taken):
+            if outer != n * inner:
+                return None
+        strides += [step * taken[-1][1] for step in _row_major(tuple(group))]
+    return tuple(strides)

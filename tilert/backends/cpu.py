@@ -1,0 +1,86 @@
+"""The cpu backend: NumPy code that runs every program of a launch at once.
+
+It is the meaning of every operation. Code is generated for the shapes and the grid of a launch and
+kept for the next launch like it.
+"""
+
+import builtins
+import linecache
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilert.backends.cpu_emit import generate
+from tilert.ir import Function
+
+__all__ = ["CpuKernel", "compile"]
+
+Launch = Callable[[], None]
+_Key = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
+
+# Prompts have many lengths; the code of one takes a few hundred kilobytes at most.
+_KEPT_VARIANTS = 64
+
+
+class CpuKernel:
+    """A kernel that runs on the host.
+
+    Attributes:
+        function: its IR.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self._variants: OrderedDict[_Key, Callable[..., Launch]] = OrderedDict()
+
+    def bind(
+        self,
+        arrays: Sequence[NDArray[Any]],
+        index_maps: Mapping[int, NDArray[np.int32]],
+        grid: tuple[int, ...],
+    ) -> Launch:
+        """A closure that runs the whole grid; it reads the arrays' contents when called.
+
+        Args:
+            arrays: one strided array for every parameter, by position.
+            index_maps: rows of every indexed Mut, by position; negative ones are skipped.
+            grid: number of programs on each axis.
+        """
+        if 0 in grid:
+            return _nothing
+        key = grid, tuple(a.shape for a in arrays)
+        build = self._variants.get(key)
+        if build is None:
+            build = self._build(key)
+            self._variants[key] = build
+            if len(self._variants) > _KEPT_VARIANTS:
+                self._variants.popitem(last=False)
+        else:
+            self._variants.move_to_end(key)
+        return build(arrays, index_maps)
+
+    def source(self, shapes: Sequence[tuple[int, ...]], grid: tuple[int, ...]) -> str:
+        """The Python code of a launch with these array shapes, for people and tests."""
+        return generate(self.function, shapes, grid, (0,) * len(grid))[0]
+
+    def _build(self, key: _Key) -> Callable[..., Launch]:
+        grid, shapes = key
+        text, namespace = generate(self.function, shapes, grid, (0,) * len(grid))
+        filename = f"<tilert cpu {self.function.name} {id(self):x} {grid} {shapes}>"
+        exec(builtins.compile(text, filename, "exec"), namespace)
+        # Tracebacks and profilers show the generated lines.
+        linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+        build: Callable[..., Launch] = namespace["build"]
+        return build
+
+
+def _nothing() -> None:
+    """A launch without programs."""
+
+
+def compile(function: Function) -> CpuKernel:
+    """The kernel of a specialised function; code is generated at the first launch of a shape."""
+    return CpuKernel(function)

@@ -1,0 +1,146 @@
+"""Elementwise operations as NumPy expressions.
+
+Arrays keep their dtype: f32 stays f32 and i32 wraps, as NumPy does. Uniform integers are Python
+ints and are wrapped by hand. 16-bit floats are computed in f32 and rounded once.
+"""
+
+from tilert.backends.cpu_value import Form
+from tilert.dtypes import DType
+
+__all__ = ["ELEMENTWISE", "elementwise"]
+
+_OPERATORS = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "floordiv": "//",
+    "mod": "%",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+    "shl": "<<",
+    "shr": ">>",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+}
+_COMPARE = {"eq", "ne", "lt", "le", "gt", "ge"}
+_UFUNC = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide"}
+_FUNCTIONS = {
+    "exp": "exp({})",
+    "exp2": "exp2({})",
+    "log": "log({})",
+    "log2": "log2({})",
+    "sqrt": "sqrt({})",
+    "rsqrt": "(ONE / sqrt({}))",
+    "sin": "sin({})",
+    "cos": "cos({})",
+    "tanh": "tanh({})",
+    "floor": "floor({})",
+    "neg": "(-{})",
+    "abs": "absolute({})",
+}
+ELEMENTWISE = (
+    set(_OPERATORS) | set(_FUNCTIONS) | {"minimum", "maximum", "not", "select", "cast", "bitcast"}
+)
+
+
+def _wrap(text: str, dtype: DType) -> str:
+    """A Python int brought into the range of its dtype."""
+    mask = (1 << dtype.bits) - 1
+    if dtype.kind == "u":
+        return f"(({text}) & {mask})"
+    half = 1 << (dtype.bits - 1)
+    return f"((({text}) + {half} & {mask}) - {half})"
+
+
+def _scalar_int(name: str, args: list[Form], dtype: DType) -> str:
+    """An operation on Python ints or bools."""
+    a = args[0].text
+    b = args[1].text if len(args) > 1 else ""
+    if name in _COMPARE or (name in ("and", "or", "xor")):
+        return f"({a} {_OPERATORS[name]} {b})"
+    if name in ("minimum", "maximum"):
+        return f"{name[:3]}({a}, {b})"
+    if name == "not":
+        return f"(not {a})" if dtype.kind == "b" else _wrap(f"~{a}", dtype)
+    if name in ("neg", "abs"):
+        return _wrap(f"-{a}" if name == "neg" else f"abs({a})", dtype)
+    if name in ("floordiv", "mod"):
+        return _wrap(f"int_{name}({a}, {b})", dtype)
+    if name == "shl":
+        return _wrap(f"{a} << min({b}, 64)", dtype)
+    return _wrap(f"{a} {_OPERATORS[name]} {b}", dtype)
+
+
+def _cast(x: Form, to: DType) -> str:
+    if x.dtype == to:
+        return x.text
+    if not x.uniform:
+        # A NaN or infinity has no integer; bool is "not zero" in both.
+        return f"{x.text}.astype(T_{to.name})"
+    if to.is_float:
+        if x.dtype.is_float:
+            return f"{x.text}.astype(T_{to.name})"
+        return f"T_{to.name}.type({x.text})"
+    if to.kind == "b":
+        return f"bool({x.text} != 0)"
+    if x.dtype.is_float:
+        return f"to_int({x.text}, T_{to.name})"
+    return _wrap(f"int({x.text})", to)
+
+
+def _bitcast(x: Form, to: DType) -> str:
+    if not x.uniform:
+        return f"{x.text}.view(T_{to.name})"
+    typed = x.text if x.dtype.is_float else f"T_{x.dtype.name}.type({x.text})"
+    return f"{typed}.view(T_{to.name})" if to.is_float else f"int({typed}.view(T_{to.name}))"
+
+
+def _select(args: list[Form]) -> str:
+    c, a, b = args
+    if c.uniform:
+        raise ValueError("a uniform select is chosen by the generator")
+    left = a.text
+    if a.uniform and b.uniform and a.dtype.is_int:
+        left = f"T_{a.dtype.name}.type({left})"
+    return f"where({c.text}, {left}, {b.text})"
+
+
+def elementwise(name: str, args: list[Form], to: DType, out: str = "") -> str:
+    """The expression of one operation; `to` is the dtype of the result.
+
+    Args:
+        out: an f32 array that the result may overwrite, or "".
+    """
+    if name == "cast":
+        return _cast(args[0], to)
+    if name == "bitcast":
+        return _bitcast(args[0], to)
+    if name == "select":
+        return _select(args)
+    kind = args[0].dtype
+    scalar = all(a.uniform for a in args)
+    if scalar and not kind.is_float:
+        return _scalar_int(name, args, kind)
+    half = kind.is_float and kind.bits == 16
+    texts = [f"{a.text}.astype(T_f32)" if half else a.text for a in args]
+    if out and name in _UFUNC:
+        return f"{_UFUNC[name]}({texts[0]}, {texts[1]}, {out})"
+    if out and name in ("exp", "exp2", "log", "log2", "sqrt", "sin", "cos", "tanh", "floor"):
+        return f"{name}({texts[0]}, {out})"
+    if name in _OPERATORS:
+        text = f"({texts[0]} {_OPERATORS[name]} {texts[1]})"
+        if name in _COMPARE:
+            return f"bool({text})" if scalar else text
+    elif name in ("minimum", "maximum"):
+        text = f"{name}({texts[0]}, {texts[1]})"
+    elif name == "not":
+        text = f"(~{texts[0]})"
+    else:
+        text = _FUNCTIONS[name].format(texts[0])
+    return f"{text}.astype(T_{kind.name})" if half else text

@@ -1,0 +1,442 @@
+"""Generates the Python code that runs the whole grid of a kernel at once.
+
+The code is specialised to the arrays' shapes and the grid, so that dimensions, loop bounds and
+addresses are mostly constants. A build function makes the views of one launch and returns the
+closure that runs it.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tilert.backends.cpu_control import emit_for, emit_if
+from tilert.backends.cpu_elementwise import ELEMENTWISE, elementwise
+from tilert.backends.cpu_load import Place, load, piece_places
+from tilert.backends.cpu_product import emit_mma
+from tilert.backends.cpu_runtime import NAMESPACE
+from tilert.backends.cpu_store import store
+from tilert.backends.cpu_value import Form, Grid
+from tilert.dtypes import DType, f32, i32
+from tilert.ir import Access, Block, Function, Op, Param, Value, walk
+from tilert.ops import OPS
+
+__all__ = ["Emitter", "generate"]
+
+# A constant larger than this is computed at every launch instead of being kept.
+_KEPT_ELEMENTS = 1 << 16
+# A temporary smaller than this is not worth reusing: NumPy serves it from its own cache.
+_REUSED_ELEMENTS = 1 << 14
+
+
+class Emitter:
+    """The state of one generation.
+
+    Attributes:
+        grid: the grid as axes of run-time arrays.
+        extents: shape of every array, by position.
+        env: the form of every value emitted so far.
+        namespace: globals of the generated code, its constants among them.
+        mask: the mask over programs that guards stores, if any (None at run time: everywhere).
+        live, uses: operations that matter, and how often those use each value.
+        shapes, access: replacements while a loop is emitted as one product.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        extents: Sequence[tuple[int, ...]],
+        grid: tuple[int, ...],
+        start: tuple[int, ...],
+    ) -> None:
+        self.function = function
+        self.extents = {p.position: tuple(e) for p, e in zip(function.params, extents, strict=True)}
+        self.grid = Grid(grid, start)
+        self.env: dict[Value, Form] = {}
+        self.namespace: dict[str, Any] = dict(NAMESPACE)
+        self.mask: Form | None = None
+        self.prologue: list[str] = []
+        self.lines: list[str] = []
+        self.depth = 2
+        self.block = 0
+        self.shapes: dict[Value, tuple[int, ...]] = {}
+        self.access: dict[Op, tuple[Access, ...]] = {}
+        self.live = _live(function.body)
+        self.uses = Counter(a for op in self.live for a in op.args)
+        self._names = 0
+        self._blocks = 0
+        self._constants: dict[tuple[str, Any], str] = {}
+
+    # Text
+
+    def name(self, prefix: str = "v") -> str:
+        """A new name."""
+        self._names += 1
+        return f"{prefix}{self._names}"
+
+    def line(self, text: str) -> None:
+        """Adds a line of the launch."""
+        self.lines.append("    " * self.depth + text)
+
+    def let(self, text: str) -> str:
+        """Adds a line that names the expression."""
+        name = self.name()
+        self.line(f"{name} = {text}")
+        return name
+
+    def hoist(self, text: str) -> str:
+        """Names an expression that is evaluated once, when the launch is bound."""
+        name = self.name("w")
+        self.prologue.append(f"    {name} = {text}")
+        return name
+
+    def constant(self, value: Any) -> str:
+        """The text of a value known now."""
+        if isinstance(value, (bool, int)):
+            return repr(value) if value >= 0 else f"({value})"
+        name = self.name("k")
+        self.namespace[name] = value
+        return name
+
+    def scalar(self, value: Any, dtype: DType) -> Form:
+        """A constant scalar."""
+        if dtype.is_float:
+            typed = dtype.numpy.type(value)
+            key = dtype.name, typed.tobytes()
+            if key not in self._constants:
+                self._constants[key] = self.constant(typed)
+            return Form(self._constants[key], (), dtype, 0, known=typed)
+        typed = bool(value) if dtype.kind == "b" else int(value)
+        return Form(self.constant(typed), (), dtype, 0, known=typed)
+
+    def fill_form(self, fill: str, dtype: DType, rank: int) -> Form:
+        """A tile of the fill value alone."""
+        return Form(fill, (), dtype, rank, known=eval(fill, self.namespace))
+
+    def mark(self) -> tuple[int, int]:
+        """A place in the code to rewind to."""
+        return len(self.prologue), len(self.lines)
+
+    def rewind(self, mark: tuple[int, int]) -> None:
+        """Drops the code since the mark."""
+        del self.prologue[mark[0] :], self.lines[mark[1] :]
+
+    # Values
+
+    def shape(self, value: Value) -> tuple[int, ...]:
+        """The tile shape of a value, grown if it is part of a fused loop."""
+        return self.shapes.get(value, value.shape)
+
+    def bind(
+        self,
+        value: Value,
+        text: str,
+        shape: tuple[int, ...],
+        args: Sequence[Form],
+        *,
+        view: bool = False,
+        fresh: bool = False,
+    ) -> None:
+        """Gives an IR value the expression that computes it from `args`.
+
+        Args:
+            shape: run-time shape. view: whether the expression is a view of its argument.
+            fresh: whether it is a new array.
+        """
+        size = int(np.prod(shape, dtype=np.int64))
+        form = Form("", shape, value.dtype, len(value.shape))
+        if all(a.is_known for a in args) and size <= _KEPT_ELEMENTS:
+            known = eval(text, self.namespace)
+            if shape == ():
+                self.env[value] = replace(self.scalar(known, value.dtype), rank=form.rank)
+            else:
+                self.env[value] = replace(form, text=self.constant(known), known=known)
+        elif view and args[0].hoisted:
+            self.env[value] = replace(form, text=self.hoist(text), hoisted=True)
+        else:
+            self.env[value] = replace(
+                form, text=self.let(text), fresh=self.block if fresh and shape else -1
+            )
+
+    def materialize(self, form: Form, shape: tuple[int, ...]) -> str:
+        """Text of the value as an array of exactly `shape` (itself if shape is ())."""
+        if form.shape == shape:
+            return form.text
+        if form.uniform:
+            text = f"full({shape}, {form.text}, T_{form.dtype.name})"
+        else:
+            text = f"expand({form.text}, {shape})"
+        if form.is_known and int(np.prod(shape, dtype=np.int64)) <= _KEPT_ELEMENTS:
+            return self.constant(eval(text, self.namespace))
+        return self.let(text)
+
+    def full_tile(self, form: Form, tile: tuple[int, ...]) -> Form:
+        """The value with every axis of the tile at its true extent."""
+        shape = self.grid.join(tile, self.grid.of(form))
+        return replace(form, text=self.materialize(form, shape), shape=shape)
+
+    def reusable(self, value: Value) -> bool:
+        """Whether the array of an operand may hold the result of its only user."""
+        form = self.env[value]
+        return (
+            form.fresh == self.block
+            and self.uses[value] == 1
+            and form.dtype == f32
+            and int(np.prod(form.shape, dtype=np.int64)) >= _REUSED_ELEMENTS
+        )
+
+    def program(self, axis: int) -> Form:
+        """The coordinate on a grid axis."""
+        if axis >= len(self.grid.full) or self.grid.position[axis] < 0:
+            at = self.grid.start[axis] if axis < len(self.grid.start) else 0
+            return Form(str(at), (), i32, 0, known=at)
+        shape = [1] * self.grid.rank
+        shape[self.grid.position[axis]] = -1
+        first = self.grid.start[axis]
+        known = np.arange(first, first + self.grid.full[axis], dtype=np.int32).reshape(shape)
+        return Form(self.constant(known), known.shape, i32, 0, known=known)
+
+    # Operations
+
+    def emit_block(self, block: Block) -> list[Form]:
+        """Emits the operations; gives what the block yields."""
+        self._blocks += 1
+        outer, self.block = self.block, self._blocks
+        for op in block.ops:
+            if op.name == "yield":
+                self.block = outer
+                return [self.env[a] for a in op.args]
+            if op in self.live:
+                self.emit(op)
+        self.block = outer
+        return []
+
+    def emit(self, op: Op) -> None:
+        """Emits one operation."""
+        if op.name in ELEMENTWISE:
+            self._elementwise(op)
+        else:
+            _EMIT[op.name](self, op)
+
+    def _elementwise(self, op: Op) -> None:
+        args = [self.env[a] for a in op.args]
+        value = op.result
+        if op.name == "select" and args[0].uniform:
+            self._uniform_select(value, args)
+            return
+        if op.name == "cast" and args[0].dtype == value.dtype:
+            self._same(value, op.args[0])
+            return
+        shape = np.broadcast_shapes(*(a.shape for a in args))
+        out = ""
+        for operand in op.args:
+            if value.dtype == f32 and self.reusable(operand):
+                if self.env[operand].shape == shape:
+                    out = self.env[operand].text
+                break
+        text = elementwise(op.name, args, value.dtype, out)
+        view = op.name == "bitcast"
+        self.bind(value, text, shape, args, view=view, fresh=not view)
+
+    def _uniform_select(self, value: Value, args: list[Form]) -> None:
+        c, a, b = args
+        if c.is_known:
+            self.env[value] = replace(a if c.known else b, fresh=-1)
+            return
+        shape = np.broadcast_shapes(a.shape, b.shape)
+        if shape == ():
+            text = f"({a.text} if {c.text} else {b.text})"
+        else:
+            left, right = self.materialize(a, shape), self.materialize(b, shape)
+            text = f"({left} if {c.text} else {right})"
+        self.bind(value, text, shape, args)
+
+    def _same(self, value: Value, source: Value, rank: int | None = None) -> None:
+        """The result is its operand's run-time array."""
+        form = self.env[source]
+        fresh = form.fresh if self.uses[source] == 1 else -1
+        self.env[value] = replace(form, fresh=fresh, rank=form.rank if rank is None else rank)
+
+    def _const(self, op: Op) -> None:
+        self.env[op.result] = self.scalar(op.attrs["value"], op.attrs["dtype"])
+
+    def _iota(self, op: Op) -> None:
+        known = np.arange(op.attrs["size"], dtype=np.int32)
+        self.env[op.result] = Form(self.constant(known), known.shape, i32, 1, known=known)
+
+    def _program(self, op: Op) -> None:
+        self.env[op.result] = self.program(op.attrs["axis"])
+
+    def _dim(self, op: Op) -> None:
+        n = self.extents[op.attrs["param"].position][op.attrs["axis"]]
+        self.env[op.result] = self.scalar(n, i32)
+
+    def _broadcast(self, op: Op) -> None:
+        form = self.env[op.args[0]]
+        rank = len(op.result.shape)
+        if form.rank == rank or form.uniform:
+            self._same(op.result, op.args[0], rank)
+            return
+        shape = form.shape + (1,) * rank
+        self.bind(op.result, f"{form.text}.reshape({shape})", shape, [form], view=True)
+
+    def _reshape(self, op: Op) -> None:
+        form, value = self.env[op.args[0]], op.result
+        source, target = self.shape(op.args[0]), self.shape(value)
+        if form.uniform:
+            self._same(value, op.args[0], len(target))
+            return
+        tile = self.grid.tile(form)
+        view = [n for n in source if n != 1] == [n for n in target if n != 1]
+        if tile != source:
+            moved = [n for n, full in zip(tile, source, strict=True) if full != 1]
+            if view:
+                target = tuple(1 if n == 1 else moved.pop(0) for n in target)
+            else:
+                form = self.full_tile(form, source)
+        shape = self.grid.join(target, self.grid.of(form))
+        if shape == form.shape:
+            self.env[value] = replace(form, rank=len(value.shape), fresh=-1)
+            return
+        if shape == ():
+            text = (
+                f"{form.text}.item()" if not form.dtype.is_float else f"{form.text}.reshape(())[()]"
+            )
+        else:
+            text = f"{form.text}.reshape({shape})"
+        self.bind(value, text, shape, [form], view=view and shape != ())
+
+    def _transpose(self, op: Op) -> None:
+        form = self.env[op.args[0]]
+        if form.uniform:
+            self._same(op.result, op.args[0])
+            return
+        shape = (*form.shape[:-2], form.shape[-1], form.shape[-2])
+        self.bind(op.result, f"{form.text}.swapaxes(-1, -2)", shape, [form], view=True)
+
+    def _reduce(self, op: Op) -> None:
+        kind, value = op.attrs["kind"], op.result
+        source = self.shape(op.args[0])
+        axis = op.attrs["axis"] - len(source)
+        form = self.env[op.args[0]]
+        tile = self.grid.tile(form)
+        if form.uniform or (tile[axis] == 1 != source[axis] and kind in ("sum", "argmax")):
+            form = self.full_tile(
+                form,
+                source
+                if form.uniform
+                else (*tile[: len(tile) + axis], source[axis], *tile[len(tile) + axis + 1 :]),
+            )
+            tile = self.grid.tile(form)
+        at = len(tile) + axis
+        rest = tile[:at] + tile[at + 1 :]
+        shape = self.grid.join(rest, self.grid.of(form))
+        half = form.dtype.is_float and form.dtype.bits == 16
+        text = f"{form.text}.astype(T_f32)" if half else form.text
+        if kind == "argmax":
+            text = f"argmax({text}, {axis})"
+            text = f"int({text})" if shape == () else f"{text}.astype(T_i32)"
+        else:
+            dtype = "" if form.dtype.is_float or kind != "sum" else f", T_{form.dtype.name}"
+            text = f"reduce_{kind}({text}, {axis}{dtype})"
+            if half:
+                text += f".astype(T_{form.dtype.name})"
+            elif shape == () and not form.dtype.is_float:
+                text = f"int({text})"
+        self.bind(value, text, shape, [form], fresh=True)
+
+    def _load(self, op: Op) -> None:
+        param: Param = op.attrs["param"]
+        extents = self.extents[param.position]
+        places = []
+        for axis, a in enumerate(self.access.get(op, op.attrs["access"])):
+            index = self.env[op.args[a.arg]] if a.arg >= 0 else None
+            scale = a.size if a.kind == "block" else 1
+            kept, each = a.kind != "point", a.kind == "gather"
+            size = a.size if kept else 1
+            places.append(Place(axis, extents[axis], size, kept, index, scale, each))
+        fill = self.scalar(op.attrs.get("fill", 0), param.dtype).text
+        self.env[op.result] = load(self, f"a{param.position}", places, fill, param.dtype)
+
+    def _load_piece(self, op: Op) -> None:
+        param: Param = op.attrs["param"]
+        rows = self._rows(param) if param.indexed else None
+        tile = param.tile or ()
+        places = piece_places(self, self.extents[param.position], tile, rows)
+        fill = self.scalar(0, param.dtype).text
+        form = load(self, f"a{param.position}", places, fill, param.dtype)
+        if form.shape:
+            # Later stores must not show through.
+            form = replace(form, text=self.let(f"{form.text}.copy()"), hoisted=False)
+        self.env[op.result] = form
+
+    def _rows(self, param: Param) -> Form:
+        """The row of axis 0 that each program owns."""
+        start, name = self.grid.start[0], f"m{param.position}"
+        if self.grid.position[0] < 0:
+            return Form(self.let(f"int({name}[{start}])"), (), i32, 0)
+        shape = (self.grid.full[0], *(1,) * (self.grid.rank - 1))
+        text = f"{name}[{start}:{start + self.grid.full[0]}].reshape({shape})"
+        return Form(self.hoist(text), shape, i32, 0)
+
+    def _store_piece(self, op: Op) -> None:
+        param: Param = op.attrs["param"]
+        store(self, param, self.extents[param.position], self.env[op.args[0]])
+
+
+_EMIT: dict[str, Any] = {
+    "const": Emitter._const,
+    "iota": Emitter._iota,
+    "program": Emitter._program,
+    "dim": Emitter._dim,
+    "broadcast": Emitter._broadcast,
+    "reshape": Emitter._reshape,
+    "transpose": Emitter._transpose,
+    "reduce": Emitter._reduce,
+    "mma": emit_mma,
+    "load": Emitter._load,
+    "load_piece": Emitter._load_piece,
+    "store_piece": Emitter._store_piece,
+    "for": emit_for,
+    "if": emit_if,
+}
+
+
+def _live(body: Block) -> set[Op]:
+    """The operations that lead to a store or to control flow."""
+    live = {op for op in walk(body) if not OPS[op.name].pure or op.name == "yield"}
+    pending = list(live)
+    while pending:
+        for a in pending.pop().args:
+            if a.op is not None and a.op not in live:
+                live.add(a.op)
+                pending.append(a.op)
+    return live
+
+
+def generate(
+    function: Function,
+    extents: Sequence[tuple[int, ...]],
+    grid: tuple[int, ...],
+    start: tuple[int, ...],
+) -> tuple[str, dict[str, Any]]:
+    """The source of `build(arrays, maps)` and the globals that it needs.
+
+    Args:
+        extents: shape of every array. grid: programs to run on each axis, at least 1.
+        start: coordinate of the first program on each axis.
+    """
+    em = Emitter(function, extents, grid, start)
+    with np.errstate(all="ignore"):
+        em.emit_block(function.body)
+    head = ["def build(arrays, maps):"]
+    names = [f"a{p.position}" for p in function.params]
+    if names:
+        head.append(f"    ({', '.join(names)},) = arrays")
+    head += [f"    m{p.position} = maps[{p.position}]" for p in function.params if p.indexed]
+    body = em.lines or ["        pass"]
+    run = ["    def run():", "        with np.errstate(all='ignore'):"]
+    run += ["    " + line for line in body]
+    return "\n".join([*head, *em.prologue, *run, "    return run", ""]), em.namespace

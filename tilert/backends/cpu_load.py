@@ -1,0 +1,369 @@
+"""Loads as views where the addresses allow, else as copies.
+
+Every axis of the array is one of
+    affine  addresses are known when the code is generated, linear in the program's coordinates and
+            inside the array: part of a strided view made when the launch is bound;
+    pad     the same, but the last elements lie outside: a copy grown with the fill value;
+    slide   one run-time start for all programs: a slice;
+    gather  anything else: fancy indexing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilert.backends.cpu_value import Form
+from tilert.dtypes import i32
+
+if TYPE_CHECKING:
+    from tilert.backends.cpu_emit import Emitter
+
+__all__ = ["Place", "load"]
+
+Moves = tuple[tuple[int, int], ...]
+
+
+@dataclass
+class Place:
+    """How one axis of the array is addressed.
+
+    Attributes:
+        axis, extent: the array's axis and its extent.
+        size: elements along it, 1 for a point.
+        kept: whether the tile keeps the axis.
+        index: the start in units of `scale` elements (elements themselves if `each`), or None
+            for the whole axis.
+        each: whether the index holds every element of the axis (a gather).
+    """
+
+    axis: int
+    extent: int
+    size: int
+    kept: bool
+    index: Form | None
+    scale: int = 1
+    each: bool = False
+    kind: str = "affine"
+    base: int = 0
+    step: int = 1
+    grid_steps: dict[int, int] = field(default_factory=dict)
+    last: int = 0
+
+    @property
+    def start(self) -> Form:
+        """The index of an axis that is not taken whole."""
+        if self.index is None:
+            raise ValueError("a whole axis has no start")
+        return self.index
+
+
+def _classify(em: "Emitter", p: Place) -> None:
+    if p.index is None:
+        p.last = p.extent - 1
+        return
+    if not p.index.is_known:
+        p.kind = "slide" if p.index.uniform else "gather"
+        return
+    known = np.asarray(p.index.known, np.int64) * p.scale
+    if p.each:
+        known = np.broadcast_to(known, (*known.shape[:-1], p.size))
+    corner = known[tuple(slice(0, 1) for _ in known.shape)]
+    linear = corner
+    steps = [0] * known.ndim
+    for d, n in enumerate(known.shape):
+        if n > 1:
+            at = tuple(slice(1, 2) if e == d else slice(0, 1) for e in range(known.ndim))
+            steps[d] = int((known[at] - corner).item())
+            shape = [1] * known.ndim
+            shape[d] = n
+            linear = linear + steps[d] * np.arange(n).reshape(shape)
+    if not np.array_equal(np.broadcast_to(linear, known.shape), known):
+        p.kind = "gather"
+        return
+    if p.each:
+        p.step = steps.pop()
+    p.base = int(corner.item())
+    p.grid_steps = {d: s for d, s in enumerate(steps) if s}
+    low, p.last = int(known.min()), int(known.max())
+    if not p.each:
+        p.last += p.size - 1
+    if low < 0:
+        p.kind = "gather"
+    elif p.last >= p.extent:
+        simple = p.kept and not p.each and min(p.grid_steps.values(), default=0) >= 0
+        p.kind = "pad" if simple else "gather"
+
+
+def load(em: "Emitter", array: str, places: Sequence[Place], fill: str, dtype: Any) -> Form:
+    """The tile that the places address in the array, in generated code.
+
+    Args:
+        fill: text of the scalar that stands for elements outside.
+    """
+    rank = sum(p.kept for p in places)
+    if any(p.extent == 0 for p in places):
+        return em.fill_form(fill, dtype, rank)
+    for p in places:
+        _classify(em, p)
+    if any(p.kind == "pad" and p.base >= p.extent for p in places):
+        return em.fill_form(fill, dtype, rank)
+    if any(p.kind == "gather" for p in places):
+        return _Gathered(em, array, places, fill, dtype, rank).emit()
+    return _viewed(em, array, places, fill, dtype, rank)
+
+
+def _view(em: "Emitter", array: str, places: Sequence[Place], dims: list[tuple[int, Moves]]) -> str:
+    """A hoisted view; the array itself where nothing moves."""
+    starts = tuple(p.base if p.kind in ("affine", "pad") else 0 for p in places)
+    whole = [(p.extent, ((p.axis, 1),)) for p in places]
+    if dims == whole and not any(starts):
+        return array
+    return em.hoist(f"affine_view({array}, {starts}, {tuple(dims)})")
+
+
+def _dim(p: Place) -> tuple[int, Moves]:
+    if p.kind == "affine":
+        return p.size, ((p.axis, p.step),)
+    return p.extent - (p.base if p.kind == "pad" else 0), ((p.axis, 1),)
+
+
+def _grid_dims(em: "Emitter", places: Sequence[Place]) -> list[tuple[int, Moves]]:
+    """Every grid axis as a dimension: extent 1 where none of the places moves with it."""
+    dims: list[tuple[int, Moves]] = []
+    for g, n in enumerate(em.grid.extents):
+        moves = tuple((p.axis, p.grid_steps[g]) for p in places if g in p.grid_steps)
+        dims.append((n if moves else 1, moves))
+    return dims
+
+
+def _slide(em: "Emitter", text: str, slides: list[tuple[int, Place]], rank: int, fill: str) -> str:
+    """Slices at run-time starts: (dimension, place) pairs of an array with `rank` dimensions."""
+    subscript = [":"] * rank
+    proven = False
+    for d, p in sorted(slides, key=lambda pair: -pair[0]):
+        start, bounds = p.start.text, p.start.bounds
+        if p.scale != 1:
+            start = f"{start} * {p.scale}"
+        if bounds and bounds[0] >= 0 and bounds[1] * p.scale + p.size <= p.extent:
+            subscript[d] = f"{start}:{start} + {p.size}" if p.kept else start
+            proven = True
+        elif p.kept:
+            text = em.let(f"window({text}, {d}, {start}, {p.size}, {fill})")
+        else:
+            text = em.let(f"pick({text}, {d}, {start}, {fill})")
+            del subscript[d]
+    if proven:
+        while subscript and subscript[-1] == ":":
+            subscript.pop()
+        text = em.let(f"{text}[{', '.join(subscript)}]")
+    return text
+
+
+def _scalar(em: "Emitter", array: str, places: Sequence[Place], fill: str, dtype: Any) -> Form:
+    """One element at a uniform place, as a scalar."""
+    tests = []
+    subscripts = []
+    for p in places:
+        if p.kind == "affine":
+            subscripts.append(str(p.base))
+            continue
+        subscripts.append(p.start.text)
+        bounds = p.start.bounds
+        if not bounds or bounds[0] < 0 or bounds[1] >= p.extent:
+            tests.append(f"0 <= {p.start.text} < {p.extent}")
+    text = f"{array}[{', '.join(subscripts) or '()'}]"
+    if dtype.kind != "f":
+        text = f"{'bool' if dtype.kind == 'b' else 'int'}({text})"
+    if tests:
+        text = f"({text} if {' and '.join(tests)} else {fill})"
+    return Form(em.let(text), (), dtype, 0)
+
+
+def _viewed(
+    em: "Emitter", array: str, places: Sequence[Place], fill: str, dtype: Any, rank: int
+) -> Form:
+    moving = [p for p in places if p.kind == "affine" and p.grid_steps]
+    padded = [p for p in places if p.kind == "pad"]
+    if rank == 0 and not moving:
+        return _scalar(em, array, places, fill, dtype)
+    varies = bool(moving) or any(p.grid_steps for p in padded)
+    dims = _grid_dims(em, moving) if varies else []
+    lead = len(dims)
+    shown = [p for p in places if p.kept or p.kind == "slide"]
+    dims += [_dim(p) for p in shown]
+    text = _view(em, array, places, dims)
+    slides = [(lead + i, p) for i, p in enumerate(shown) if p.kind == "slide"]
+    text = _slide(em, text, slides, len(dims), fill) if slides else text
+    kept = [p for p in places if p.kept]
+    grid = [n for n, _ in dims[:lead]]
+    if padded:
+        extents = (*grid, *(p.last + 1 - p.base if p.kind == "pad" else p.size for p in kept))
+        text = em.let(f"pad({text}, {extents}, {fill})")
+        if any(p.grid_steps for p in padded):
+            final: list[tuple[int, Moves]] = []
+            for g, n in enumerate(em.grid.extents):
+                steps = [
+                    (lead + i, p.grid_steps[g])
+                    for i, p in enumerate(kept)
+                    if p.kind == "pad" and g in p.grid_steps
+                ]
+                if grid[g] != 1:
+                    steps.append((g, 1))
+                grid[g] = n if steps else 1
+                final.append((grid[g], tuple(steps)))
+            final += [(p.size, ((lead + i, 1),)) for i, p in enumerate(kept)]
+            text = em.let(f"affine_view({text}, {(0,) * len(extents)}, {tuple(final)})")
+    shape = (*grid, *(p.size for p in kept))
+    return Form(text, shape, dtype, rank, hoisted=not slides and not padded)
+
+
+class _Gathered:
+    """A load some of whose axes need fancy indexing."""
+
+    def __init__(
+        self,
+        em: "Emitter",
+        array: str,
+        places: Sequence[Place],
+        fill: str,
+        dtype: Any,
+        rank: int,
+    ) -> None:
+        self.em, self.array, self.places, self.fill = em, array, places, fill
+        self.dtype, self.rank = dtype, rank
+        for p in places:
+            if p.kind == "pad":
+                p.kind = "gather"
+        self.gathers = [p for p in places if p.kind == "gather"]
+
+    def _axes(self, p: Place) -> list[int]:
+        """Grid axes on which a place moves."""
+        if p.kind == "affine":
+            return sorted(p.grid_steps)
+        return sorted(self.em.grid.varies(p.index)) if p.index is not None else []
+
+    def emit(self) -> Form:
+        moving = {g for p in self.places if p.kind == "affine" for g in p.grid_steps}
+        if len(self.gathers) == 1 and not moving & set(self._axes(self.gathers[0])):
+            return self._one(sorted(moving))
+        return self._many()
+
+    def _index(self, p: Place, shape: tuple[int, ...], blocks: bool) -> str:
+        """Elements (or block numbers) along a gathered axis, its programs' axes as `shape`.
+
+        A kept axis comes last unless its block numbers are asked for.
+        """
+        em = self.em
+        form = p.start
+        if p.each:
+            tail = (p.size,)
+            if form.is_known:
+                known = np.broadcast_to(form.known, (*em.grid.of(form), p.size))
+                return em.constant(np.ascontiguousarray(known).reshape(shape + tail))
+            wide = len(form.shape) > 1
+            full = em.materialize(form, (*em.grid.of(form), p.size) if wide else tail)
+            return em.let(f"{full}.reshape({shape + tail})")
+        if form.is_known:
+            starts = np.asarray(form.known).reshape(shape)
+            if blocks:
+                return em.constant(starts)
+            starts = starts * p.scale
+            return em.constant(starts[..., None] + np.arange(p.size) if p.kept else starts)
+        text = form.text if form.shape == shape else em.let(f"{form.text}.reshape({shape})")
+        if blocks or not p.kept:
+            return text
+        return em.let(f"{text}[..., None] * {p.scale} + {em.constant(np.arange(p.size))}")
+
+    def _one(self, moving: list[int]) -> Form:
+        """One gathered axis that moves on other grid axes than the strided view does."""
+        em, g = self.em, self.gathers[0]
+        axes = self._axes(g)
+        grid_dims = _grid_dims(em, [p for p in self.places if p.kind == "affine"])
+        dims: list[tuple[int, Moves]] = [grid_dims[a] for a in moving]
+        labels: list[tuple[str, int]] = [("g", a) for a in moving]
+        blocks = g.kept and not g.each and g.scale == g.size and g.extent % g.size == 0
+        slides: list[tuple[int, Place]] = []
+        for p in self.places:
+            if p is g:
+                at = len(dims)
+                dims.append((p.extent // p.size if blocks else p.extent, ((p.axis, p.scale),)))
+                if not blocks:
+                    dims[-1] = (p.extent, ((p.axis, 1),))
+                labels.append(("*", p.axis))
+                if blocks:
+                    dims.append((p.size, ((p.axis, 1),)))
+                    labels.append(("t", p.axis))
+            elif p.kept or p.kind == "slide":
+                if p.kind == "slide":
+                    slides.append((len(dims), p))
+                dims.append(_dim(p))
+                labels.append(("t", p.axis) if p.kept else ("-", p.axis))
+        text = _view(em, self.array, self.places, dims)
+        if slides:
+            text = _slide(em, text, slides, len(dims), self.fill)
+            labels = [x for x in labels if x[0] != "-"]
+            at = labels.index(("*", g.axis))
+        shape = tuple(em.grid.extents[a] for a in axes)
+        index = self._index(g, shape, blocks)
+        text = em.let(f"gather({text}, {at}, {index}, {self.fill})")
+        new = [("g", a) for a in axes] + ([("t", g.axis)] if g.kept and not blocks else [])
+        labels[at : at + 1] = new
+        return self._arranged(text, labels, set(axes) | set(moving))
+
+    def _many(self) -> Form:
+        """Several gathered axes: index arrays over the programs for all that move."""
+        em = self.em
+        gathers = [p for p in self.places if p.kind == "gather" or p.grid_steps]
+        for p in gathers:
+            p.kind = "gather"
+        others = [p for p in self.places if p.kept and p not in gathers]
+        slides = [p for p in self.places if p.kind == "slide" and not p.kept]
+        shown = gathers + others + slides
+        dims = [_dim(p) for p in shown]
+        text = _view(em, self.array, self.places, dims)
+        moved = [(i, p) for i, p in enumerate(shown) if p.kind == "slide"]
+        text = _slide(em, text, moved, len(dims), self.fill) if moved else text
+        kept = [p for p in gathers if p.kept]
+        axes: set[int] = set()
+        texts = []
+        for p in gathers:
+            own = set(self._axes(p))
+            axes |= own
+            grid = tuple(n if g in own else 1 for g, n in enumerate(em.grid.extents))
+            index = self._index(p, grid, False)
+            tail = tuple(p.size if q is p else 1 for q in kept)
+            texts.append(em.let(f"{index}.reshape({grid + tail})") if tail else index)
+        text = em.let(f"gather_many({text}, ({', '.join(texts)},), {self.fill})")
+        labels = [("g", a) for a in range(em.grid.rank)]
+        labels += [("t", p.axis) for p in kept + others]
+        return self._arranged(text, labels, axes)
+
+    def _arranged(self, text: str, labels: list[tuple[str, int]], axes: set[int]) -> Form:
+        """The gathered array with the grid's axes first, then the tile's in order."""
+        em = self.em
+        order = sorted(range(len(labels)), key=lambda i: (labels[i][0] != "g", labels[i][1]))
+        if order != list(range(len(labels))):
+            text = em.let(f"{text}.transpose({', '.join(map(str, order))})")
+        grid = tuple(n if g in axes else 1 for g, n in enumerate(em.grid.extents))
+        shape = (grid if axes else ()) + tuple(p.size for p in self.places if p.kept)
+        if len(shape) != len(labels):
+            text = em.let(f"{text}.reshape({shape})")
+        return Form(text, shape, self.dtype, self.rank)
+
+
+def piece_places(
+    em: "Emitter", extents: tuple[int, ...], tile: tuple[int, ...], rows: Form | None
+) -> list[Place]:
+    """The places of a Mut's own piece; `rows` gives those of axis 0 if it is indexed."""
+    places = []
+    for axis, (n, size) in enumerate(zip(extents, tile, strict=True)):
+        index = rows if axis == 0 and rows is not None else em.program(axis)
+        places.append(Place(axis, n, size, True, index, size))
+    return places
+
+
+def uniform_index(value: int) -> Form:
+    """A constant index."""
+    return Form(str(value), (), i32, 0, known=value, bounds=(value, value))

@@ -1,0 +1,74 @@
+"""Matrix products: one BLAS call where the operands vary over different grid axes."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tilert.backends.cpu_value import Form
+from tilert.dtypes import f32
+from tilert.ir import Op
+
+if TYPE_CHECKING:
+    from tilert.backends.cpu_emit import Emitter
+
+__all__ = ["emit_mma"]
+
+
+def emit_mma(em: "Emitter", op: Op) -> None:
+    """The result of args[0] @ args[1] + args[2] in f32."""
+    (m, k), n = em.shape(op.args[0]), em.shape(op.args[1])[1]
+    a = em.full_tile(em.env[op.args[0]], (m, k))
+    b = em.full_tile(em.env[op.args[1]], (k, n))
+    acc = em.env[op.args[2]]
+    if em.grid.varies(a) & em.grid.varies(b):
+        text = em.let(f"batch_matmul({_f32(a, a.text)}, {_f32(b, b.text)})")
+    else:
+        text = _one_product(em, a, b, m, k, n)
+    shape = em.grid.join((m, n), em.grid.of(a), em.grid.of(b))
+    result = Form(text, shape, f32, 2, fresh=em.block)
+    if not (acc.uniform and acc.is_known and acc.known == 0):
+        total = em.grid.join((m, n), em.grid.of(result), em.grid.of(acc))
+        if total == shape:
+            em.line(f"add({text}, {acc.text}, {text})")
+        else:
+            result = replace(result, text=em.let(f"({text} + {acc.text})"), shape=total)
+    em.env[op.result] = result
+
+
+def _f32(form: Form, text: str) -> str:
+    return text if form.dtype == f32 else f"{text}.astype(T_f32)"
+
+
+def _one_product(em: "Emitter", a: Form, b: Form, m: int, k: int, n: int) -> str:
+    """Text of the product with the grid axes of `a` as rows and those of `b` as columns."""
+    left, right = a.text, b.text
+    if a.shape != (m, k):
+        left = _matrix(em, a, f"matrix({a.text}, {k})")
+    if b.shape != (k, n):
+        right = _matrix(em, b, f"right_matrix({b.text})")
+    text = em.let(f"matmul({_f32(a, left)}, {_f32(b, right)})")
+    rows, columns = em.grid.of(a), em.grid.of(b)
+    shape = em.grid.join((m, n), rows, columns)
+    if shape == (m, n):
+        return text
+    in_rows = em.grid.varies(a)
+    lead = [g for g in range(em.grid.rank) if g in in_rows]
+    trail = [g for g in range(em.grid.rank) if g not in in_rows]
+    split = (*(rows[g] for g in lead), m, *(columns[g] for g in trail), n)
+    if m == 1 or not any(columns[g] != 1 for g in trail):
+        # The row axis may move over axes of extent 1, so the grid's axes can stand in order.
+        if not lead or all(columns[g] == 1 for g in trail):
+            return em.let(f"{text}.reshape({shape})")
+    labels = [*lead, em.grid.rank, *trail, em.grid.rank + 1]
+    order = sorted(range(len(labels)), key=labels.__getitem__)
+    view = f"{text}.reshape({split})"
+    if order != list(range(len(order))):
+        view += f".transpose({', '.join(map(str, order))})"
+    return em.let(view)
+
+
+def _matrix(em: "Emitter", form: Form, text: str) -> str:
+    """A matrix made of the operand: when the launch is bound, if that takes no copy."""
+    if not form.hoisted:
+        return em.let(text)
+    view = em.hoist(f"if_view({text}, {form.text})")
+    return em.let(f"{view} if {view} is not None else {text}")

@@ -1,0 +1,125 @@
+"""Loops and branches. Bounds and conditions are scalars, equal in all threads of a program."""
+
+from tilert.codegen.emit import UNROLL, WHOLE, Emitter, c_type
+from tilert.codegen.plan import Operand
+from tilert.ir import Op, Value
+
+__all__ = ["for_loop", "if_else"]
+
+
+def _assign(e: Emitter, target: Value, name: str, source: Value) -> None:
+    with e.each(e.registers(target)) as r:
+        left = f"{name}[{r}]" if target.shape else name
+        e.line(f"{left} = {e.at(source, r)};")
+
+
+def _constant(v: Value) -> int | None:
+    return v.op.attrs["value"] if v.op is not None and v.op.name == "const" else None
+
+
+def _trips(op: Op) -> int | None:
+    lo, hi, step = (_constant(a) for a in op.args[:3])
+    if lo is None or hi is None or step is None:
+        return None
+    return len(range(lo, hi, step))
+
+
+def _note_bounds(e: Emitter, op: Op) -> None:
+    """Loops from a constant >= 0 to a constant prove the bounds of their counter."""
+    lo, hi = _constant(op.args[0]), _constant(op.args[1])
+    if lo is not None and hi is not None and lo >= 0:
+        e.loop_bounds[op.regions[0].args[0]] = hi
+
+
+def for_loop(e: Emitter, op: Op) -> None:
+    """`for`: carried values live in variables that each iteration overwrites."""
+    body = op.regions[0]
+    for result, init in zip(op.results, op.args[3:], strict=True):
+        name = e.declare(result)
+        _assign(e, result, name, init)
+    for arg, result in zip(body.args[1:], op.results, strict=True):
+        e.names[arg] = e.names[result]
+    lo, hi, step = (e.names[a] for a in op.args[:3])
+    counter = e.fresh("i")
+    e.names[body.args[0]] = counter
+    _note_bounds(e, op)
+    operands = e.plan.pipelined.get(op, [])
+    head = f"for (int {counter} = {lo}; {counter} < {hi}; {counter} += {step})"
+    if operands:
+        _pipelined(e, op, operands, counter)
+        return
+    trips = _trips(op)
+    e.line("#pragma unroll" if trips is not None and trips <= WHOLE else f"#pragma unroll {UNROLL}")
+    with e.braces(head):
+        e.block(body)
+        _carry(e, op)
+
+
+def _carry(e: Emitter, op: Op) -> None:
+    body = op.regions[0]
+    values = body.ops[-1].args
+    carried = set(body.args[1:])
+    moves = [
+        (r, v, a) for r, v, a in zip(op.results, values, body.args[1:], strict=True) if v is not a
+    ]
+    # A yielded loop argument may be overwritten by another move: copy it aside first.
+    for _, v, _ in moves:
+        if v in carried:
+            name = e.fresh("t")
+            size = f"[{e.registers(v)}]" if v.shape else ""
+            e.line(f"{c_type(v.dtype)} {name}{size};")
+            _assign(e, v, name, v)
+            copy = Value(v.type)
+            e.names[copy] = name
+            if v.shape:
+                e.plan.layouts[copy] = e.layout(v)
+            moves = [(r, copy if w is v else w, a) for r, w, a in moves]
+    for result, v, _ in moves:
+        _assign(e, result, e.names[result], v)
+
+
+def _pipelined(e: Emitter, op: Op, operands: list[Operand], counter: str) -> None:
+    """A ring of buffers: the copies of later iterations run while this one computes."""
+    from tilert.codegen.matmul import issue_copy
+
+    lo, hi, step = (e.names[a] for a in op.args[:3])
+    stages = operands[0].stages
+    issue, ring = e.fresh("issue"), e.fresh("ring")
+    body = op.regions[0]
+    e.line("__syncthreads();")
+    with e.braces(f"auto {issue} = [&](int at_, int stage_)"):
+        saved = dict(e.names)
+        e.names[body.args[0]] = "at_"
+        for o in operands:
+            issue_copy(e, o, op, "stage_")
+        e.names = saved
+    e.line(";")
+    e.line(f"for (int s = 0; s < {stages - 1}; ++s) {{")
+    e.line(f"  if ({lo} + s * {step} < {hi}) {issue}({lo} + s * {step}, s);")
+    e.line("  copy_commit();")
+    e.line("}")
+    e.line(f"int {ring} = 0;")
+    with e.braces(f"for (int {counter} = {lo}; {counter} < {hi}; {counter} += {step})"):
+        e.line(f"copy_wait<{stages - 2}>();")
+        e.line("__syncthreads();")
+        e.line(f"{{ const int ahead = {counter} + {stages - 1} * {step};")
+        e.line(f"  int slot = {ring} + {stages - 1}; if (slot >= {stages}) slot -= {stages};")
+        e.line(f"  if (ahead < {hi}) {issue}(ahead, slot);")
+        e.line("  copy_commit(); }")
+        for o in operands:
+            e.stage_of[o] = ring
+        e.block(body)
+        _carry(e, op)
+        e.line(f"if (++{ring} == {stages}) {ring} = 0;")
+    e.line("copy_wait<0>();")
+
+
+def if_else(e: Emitter, op: Op) -> None:
+    """`if` on a scalar."""
+    for result in op.results:
+        e.declare(result)
+    for region, head in zip(op.regions, (f"if ({e.names[op.args[0]]})", "else"), strict=True):
+        with e.braces(head):
+            e.block(region)
+            for result, v in zip(op.results, region.ops[-1].args, strict=True):
+                _assign(e, result, e.names[result], v)

@@ -1,0 +1,304 @@
+"""Writes a planned function as CUDA C++: values, elementwise work, control flow."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tilert.codegen.layout import Factor, Layout
+from tilert.codegen.plan import Operand, Plan
+from tilert.dtypes import DType, bf16, bool_, f16, f32, i32, i64, u8, u32
+from tilert.ir import Block, Function, Op, Param, Value
+
+__all__ = ["Emitter", "c_type"]
+
+_C_TYPES = {
+    f32: "float",
+    bf16: "bf16",
+    f16: "f16",
+    i32: "int",
+    i64: "i64",
+    u32: "u32",
+    u8: "u8",
+    bool_: "bool",
+}
+_INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+    "shl": "<<",
+    "shr": ">>",
+}
+_CALL = {
+    "exp": "expf",
+    "exp2": "exp2f",
+    "log": "logf",
+    "log2": "log2f",
+    "sqrt": "sqrtf",
+    "rsqrt": "rsqrtf",
+    "sin": "sinf",
+    "cos": "cosf",
+    "tanh": "tanhf",
+    "floor": "floorf",
+    "minimum": "op_minimum",
+    "maximum": "op_maximum",
+    "floordiv": "op_floordiv",
+    "mod": "op_mod",
+}
+# Loops of at most this many known iterations are unrolled whole, longer ones by UNROLL.
+WHOLE = 8
+UNROLL = 4
+
+
+def c_type(dtype: DType) -> str:
+    """The C++ type of an element."""
+    return _C_TYPES[dtype]
+
+
+class Emitter:
+    """Lines of C++ for one function. Values are `name` (scalars) or `name[register]` (tiles)."""
+
+    def __init__(self, function: Function, plan: Plan) -> None:
+        self.function = function
+        self.plan = plan
+        self.lines: list[str] = []
+        self.depth = 1
+        self.names: dict[Value, str] = {}
+        self.bases: dict[tuple[Layout, int], str] = {}
+        self.head: list[str] = []
+        self.scratch_bytes = 0
+        self.counter = 0
+        self.stage_of: dict[Operand, str] = {}
+        self.gathers: dict[tuple[Value, tuple[Factor, ...]], tuple[str, Layout]] = {}
+        self.loop_bounds: dict[Value, int] = {}
+
+    # -- text --------------------------------------------------------------------------------
+
+    def line(self, text: str) -> None:
+        """Append a line at the present depth."""
+        self.lines.append("  " * self.depth + text)
+
+    @contextmanager
+    def braces(self, head: str = "") -> Iterator[None]:
+        """A nested block."""
+        self.line(f"{head} {{".lstrip())
+        self.depth += 1
+        yield
+        self.depth -= 1
+        self.line("}")
+
+    def fresh(self, prefix: str = "v") -> str:
+        """A name not used before."""
+        self.counter += 1
+        return f"{prefix}{self.counter}"
+
+    # -- values ------------------------------------------------------------------------------
+
+    def fresh_for(self, v: Value) -> str:
+        """A new name for a value that the caller declares."""
+        name = self.names[v] = self.fresh()
+        return name
+
+    def layout(self, v: Value) -> Layout:
+        """Layout of a tile."""
+        return self.plan.layouts[v]
+
+    def registers(self, v: Value) -> int:
+        """Registers a thread needs for a value; 1 for a scalar."""
+        return self.layout(v).registers if v.shape else 1
+
+    def declare(self, v: Value) -> str:
+        """Declare a value's variable."""
+        name = self.names[v] = self.fresh()
+        size = f"[{self.registers(v)}]" if v.shape else ""
+        self.line(f"{c_type(v.dtype)} {name}{size};")
+        return name
+
+    def at(self, v: Value, register: str) -> str:
+        """The element of a value that a register of its own layout holds."""
+        return f"{self.names[v]}[{register}]" if v.shape else self.names[v]
+
+    @contextmanager
+    def each(self, count: int) -> Iterator[str]:
+        """A fully unrolled loop over registers; yields the register variable."""
+        if count == 1:
+            yield "0"
+            return
+        self.line("#pragma unroll")
+        with self.braces(f"for (int r = 0; r < {count}; ++r)"):
+            yield "r"
+
+    def index(self, layout: Layout, axis: int, register: str) -> str:
+        """Index along an axis of the element in a register, as C++."""
+        if not layout.axes[axis]:
+            return "0"
+        key = (layout, axis)
+        if key not in self.bases:
+            name = self.bases[key] = f"at{len(self.bases)}"
+            self.head.append(
+                f"  const int {name} = {layout.thread_expr(axis, '(int)threadIdx.x')};"
+            )
+        share = layout.register_expr(axis, register)
+        return self.bases[key] if share == "0" else f"({self.bases[key]} + {share})"
+
+    def flat(self, layout: Layout, register: str) -> str:
+        """Row-major position of an element within its tile, as C++."""
+        text = "0"
+        for axis, n in enumerate(layout.shape):
+            i = self.index(layout, axis, register)
+            text = i if text == "0" else f"({text} * {n} + {i})"
+        return text
+
+    def inside(self, layout: Layout, register: str) -> str:
+        """C++ condition that a register holds an element of the tile, "" where all do."""
+        parts = [
+            f"{self.index(layout, i, register)} < {n}"
+            for i, n in enumerate(layout.shape)
+            if layout.padded(i)
+        ]
+        return " && ".join(parts)
+
+    # -- blocks ------------------------------------------------------------------------------
+
+    def block(self, block: Block) -> None:
+        """Emit operations in order, up to a closing yield."""
+        for op in block.ops:
+            if op.name != "yield":
+                self.op(op)
+
+    def op(self, op: Op) -> None:
+        """Emit one operation."""
+        from tilert.codegen import control, matmul, memory, movement
+
+        special = {
+            "load": memory.load,
+            "load_piece": memory.load_piece,
+            "store_piece": memory.store_piece,
+            "mma": matmul.mma,
+            "reduce": movement.reduce,
+            "broadcast": movement.broadcast,
+            "reshape": movement.reshape,
+            "transpose": movement.transpose,
+            "for": control.for_loop,
+            "if": control.if_else,
+        }.get(op.name)
+        if special is not None:
+            special(self, op)
+        else:
+            self.elementwise(op)
+
+    def elementwise(self, op: Op) -> None:
+        """Constants, coordinates and everything that works element by element."""
+        result = op.result
+        self.declare(result)
+        with self.each(self.registers(result)) as r:
+            args = [self.at(a, r) for a in op.args]
+            self.line(f"{self.at(result, r)} = {self.expression(op, args, r)};")
+
+    def expression(self, op: Op, args: list[str], register: str) -> str:
+        """C++ of one element of an elementwise result."""
+        result = op.result
+        if op.name == "const":
+            return literal(op.attrs["value"], result.dtype)
+        if op.name == "program":
+            return f"p{op.attrs['axis']}"
+        if op.name == "dim":
+            return self.dim(op.attrs["param"], op.attrs["axis"])
+        if op.name == "iota":
+            return self.index(self.layout(result), 0, register)
+        if op.name == "select":
+            return f"{args[0]} ? {args[1]} : {args[2]}"
+        if op.name == "cast":
+            return convert(args[0], op.args[0].dtype, result.dtype)
+        if op.name == "bitcast":
+            return bitcast(args[0], op.args[0].dtype, result.dtype)
+        operand = op.args[0].dtype
+        half = operand in (bf16, f16)
+        if half:
+            args = [f"f32_of({a})" for a in args]
+        text = _formula(op.name, args, operand)
+        return f"to<{c_type(operand)}>::from({text})" if half and result.dtype == operand else text
+
+    def dim(self, param: Param, axis: int) -> str:
+        """Extent of an axis, as C++."""
+        n = param.shape[axis]
+        return str(n) if n is not None else f"{param.name}_dim{axis}"
+
+    def stride(self, param: Param, axis: int) -> str:
+        """Stride of an axis in elements, as C++."""
+        n = param.strides[axis]
+        return f"{n}LL" if n is not None else f"{param.name}_stride{axis}"
+
+    # -- scratch -----------------------------------------------------------------------------
+
+    def scratch(self, nbytes: int) -> str:
+        """C++ pointer to scratch in shared memory, for use between two barriers."""
+        self.scratch_bytes = max(self.scratch_bytes, nbytes)
+        return "scratch"
+
+
+def _formula(name: str, args: list[str], dtype: DType) -> str:
+    if name in _INFIX:
+        return f"{args[0]} {_INFIX[name]} {args[1]}"
+    if name == "neg":
+        return f"-{args[0]}"
+    if name == "not":
+        return f"!{args[0]}" if dtype == bool_ else f"~{args[0]}"
+    if name == "abs":
+        return (
+            f"fabsf({args[0]})" if dtype.is_float else f"({args[0]} < 0 ? -{args[0]} : {args[0]})"
+        )
+    return f"{_CALL[name]}({', '.join(args)})"
+
+
+def literal(value: float | bool, dtype: DType) -> str:
+    """A constant as C++."""
+    if dtype == bool_:
+        return "true" if value else "false"
+    if dtype.is_int:
+        if dtype == u32:
+            return f"{int(value)}u"
+        if dtype == i64:
+            return f"{int(value)}LL"
+        return f"(-{2**31 - 1} - 1)" if value == -(2**31) else str(int(value))
+    if value != value:
+        text = "__int_as_float(0x7fffffff)"
+    elif value in (float("inf"), float("-inf")):
+        text = f"__int_as_float({'0x7f800000' if value > 0 else '0xff800000'})"
+    else:
+        text = f"(float){float(value)!r}"
+    return text if dtype == f32 else f"to<{c_type(dtype)}>::from({text})"
+
+
+def convert(text: str, source: DType, target: DType) -> str:
+    """A cast as C++."""
+    if source == target:
+        return text
+    if source.is_float:
+        text = f"f32_of({text})"
+        if target.is_float:
+            return text if target == f32 else f"to<{c_type(target)}>::from({text})"
+        return f"{text} != 0.0f" if target == bool_ else f"({c_type(target)}){text}"
+    if target.is_float:
+        text = f"(float){text}"
+        return text if target == f32 else f"to<{c_type(target)}>::from({text})"
+    return f"{text} != 0" if target == bool_ else f"({c_type(target)}){text}"
+
+
+def bitcast(text: str, source: DType, target: DType) -> str:
+    """A reinterpretation as C++."""
+    words = {(f32, u32): "__float_as_uint", (u32, f32): "__uint_as_float"}
+    words |= {(f32, i32): "__float_as_int", (i32, f32): "__int_as_float"}
+    if (source, target) in words:
+        return f"{words[source, target]}({text})"
+    if {source, target} == {bf16, f16}:
+        return f"{c_type(target)}{{{text}.x}}"
+    return f"({c_type(target)}){text}"

@@ -1,0 +1,196 @@
+"""Where the elements of a tile live: which thread, which register.
+
+A layout splits every axis of a tile into factors, innermost first. A register factor steps through
+a thread's registers, a thread factor through thread numbers. Vectorised blocked tiles, fragments of
+the tensor cores' accumulators and the results of reducing or narrowing either of them are all of
+this form, so one set of rules serves them all. Threads that no factor distinguishes hold copies.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+__all__ = ["Factor", "Layout", "blocked", "mma_accumulator"]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A digit of an index: `(register or thread number // stride) % size`.
+
+    kind: "r" for registers, "t" for threads.
+    """
+
+    kind: str
+    size: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A distribution of a tile over the threads of a program.
+
+    Attributes:
+        shape: the tile's extents; factors may cover more (padding), never less.
+        axes: factors of each axis, innermost first.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[tuple[Factor, ...], ...]
+
+    @cached_property
+    def registers(self) -> int:
+        """Registers (elements) a thread."""
+        return prod(f.size for axis in self.axes for f in axis if f.kind == "r")
+
+    def extent(self, axis: int) -> int:
+        """Elements covered along an axis, padding included."""
+        return prod(f.size for f in self.axes[axis])
+
+    def padded(self, axis: int) -> bool:
+        """Whether an axis covers more than the tile has."""
+        return self.extent(axis) > self.shape[axis]
+
+    @cached_property
+    def is_padded(self) -> bool:
+        """Whether any axis is padded."""
+        return any(self.padded(i) for i in range(len(self.shape)))
+
+    def register_index(self, axis: int, register: int) -> int:
+        """The register's share of the index along an axis."""
+        index, weight = 0, 1
+        for f in self.axes[axis]:
+            if f.kind == "r":
+                index += register // f.stride % f.size * weight
+            weight *= f.size
+        return index
+
+    def register_expr(self, axis: int, register: str) -> str:
+        """`register_index` as C++ for a register number in a variable."""
+        terms, weight = [], 1
+        for f in self.axes[axis]:
+            if f.kind == "r" and f.size > 1:
+                terms.append(f"{register} / {f.stride} % {f.size} * {weight}")
+            weight *= f.size
+        return " + ".join(terms) or "0"
+
+    def thread_expr(self, axis: int, thread: str) -> str:
+        """The thread's share of the index along an axis, as C++."""
+        terms, weight = [], 1
+        for f in self.axes[axis]:
+            if f.kind == "t" and f.size > 1:
+                terms.append(f"{thread} / {f.stride} % {f.size} * {weight}")
+            weight *= f.size
+        return " + ".join(terms) or "0"
+
+    @cached_property
+    def thread_factors(self) -> tuple[Factor, ...]:
+        """All thread factors, by stride."""
+        found = [f for axis in self.axes for f in axis if f.kind == "t" and f.size > 1]
+        return tuple(sorted(found, key=lambda f: f.stride))
+
+    def copies_expr(self, threads: int, thread: str) -> str:
+        """C++ that is true in one of the threads that hold copies, "" if there are none."""
+        terms, stride = [], 1
+        for f in (*self.thread_factors, Factor("t", 1, threads)):
+            gap = f.stride // stride
+            if gap > 1:
+                terms.append(f"{thread} / {stride} % {gap} == 0")
+            stride = f.stride * f.size
+        return " && ".join(terms)
+
+    def without(self, axis: int) -> "Layout":
+        """The layout of a reduction over an axis."""
+        axes = (*self.axes[:axis], *self.axes[axis + 1 :])
+        shape = (*self.shape[:axis], *self.shape[axis + 1 :])
+        return Layout(shape, _renumber(axes))
+
+    def narrowed(self, shape: tuple[int, ...]) -> "Layout":
+        """The layout of a tile with size-1 axes that broadcasts to this one without moving."""
+        axes = tuple(
+            () if s == 1 and n != 1 else a
+            for s, n, a in zip(shape, self.shape, self.axes, strict=True)
+        )
+        return Layout(shape, _renumber(axes))
+
+    def with_unit_axes(self, shape: tuple[int, ...]) -> "Layout | None":
+        """The same elements with axes of size 1 inserted or removed; None if more changes."""
+        if [n for n in self.shape if n != 1] != [n for n in shape if n != 1]:
+            return None
+        if any(a for n, a in zip(self.shape, self.axes, strict=True) if n == 1):
+            return None
+        kept = iter(a for n, a in zip(self.shape, self.axes, strict=True) if n != 1)
+        return Layout(shape, tuple(next(kept) if n != 1 else () for n in shape))
+
+    def source_register(self, narrow: "Layout", register: int) -> int:
+        """Register of `narrow` (see `narrowed`) that a register of this layout reads."""
+        out = 0
+        for mine, theirs in zip(self.axes, narrow.axes, strict=True):
+            if theirs:
+                for f, g in zip(mine, theirs, strict=True):
+                    if f.kind == "r":
+                        out += register // f.stride % f.size * g.stride
+        return out
+
+
+def _renumber(axes: tuple[tuple[Factor, ...], ...]) -> tuple[tuple[Factor, ...], ...]:
+    """Close the gaps that removed factors left in the register numbering."""
+    strides: dict[int, int] = {}
+    stride = 1
+    for f in sorted((f for a in axes for f in a if f.kind == "r"), key=lambda f: f.stride):
+        strides[f.stride] = stride
+        stride *= f.size
+    return tuple(
+        tuple(Factor("r", f.size, strides[f.stride]) if f.kind == "r" else f for f in a)
+        for a in axes
+    )
+
+
+def _power_of_two_at_least(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def blocked(shape: tuple[int, ...], vector: int, threads: int) -> Layout:
+    """Neighbouring threads hold neighbouring vectors along the last axis; registers the rest.
+
+    Args:
+        vector: elements a thread holds side by side on the last axis, a power of two.
+    """
+    axes: list[tuple[Factor, ...]] = []
+    thread_stride, register_stride = 1, 1
+    for position, n in enumerate(reversed(shape)):
+        factors: list[Factor] = []
+        left = n
+        if position == 0 and vector > 1:
+            factors.append(Factor("r", vector, register_stride))
+            register_stride *= vector
+            left = -(-left // vector)
+        spread = min(threads // thread_stride, _power_of_two_at_least(left))
+        if spread > 1:
+            factors.append(Factor("t", spread, thread_stride))
+            thread_stride *= spread
+            left = -(-left // spread)
+        if left > 1:
+            factors.append(Factor("r", left, register_stride))
+            register_stride *= left
+        axes.append(tuple(factors))
+    return Layout(shape, tuple(reversed(axes)))
+
+
+def mma_accumulator(m: int, n: int, warps_m: int, warps_n: int) -> Layout:
+    """Accumulator fragments of mma.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16").
+
+    Register `(i * tiles_n + j) * 4 + c` is element c of fragment (i, j) of the warp's tile.
+    """
+    tiles_m = -(-m // (16 * warps_m))
+    tiles_n = -(-n // (8 * warps_n))
+    rows = [Factor("t", 8, 4), Factor("r", 2, 2)]
+    cols = [Factor("r", 2, 1), Factor("t", 4, 1)]
+    if tiles_m > 1:
+        rows.append(Factor("r", tiles_m, 4 * tiles_n))
+    if tiles_n > 1:
+        cols.append(Factor("r", tiles_n, 4))
+    if warps_m > 1:
+        rows.append(Factor("t", warps_m, 32))
+    if warps_n > 1:
+        cols.append(Factor("t", warps_n, 32 * warps_m))
+    return Layout((m, n), (tuple(rows), tuple(cols)))

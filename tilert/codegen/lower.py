@@ -1,0 +1,190 @@
+"""Rewrites of the tile IR before layouts are chosen for the cuda backend.
+
+Order matters: `lower_thin_mma` turns products with few rows into elementwise work and a sum, which
+`defer_sums` then moves out of the loops; transposes that only thin products read die in between.
+"""
+
+from tilert.dead_code import remove_dead
+from tilert.dtypes import f32
+from tilert.ir import Block, Function, Op, TileType, Value
+from tilert.ops import make
+
+__all__ = ["clone", "lower"]
+
+# Products with at most this many rows stream their weights through registers instead of the
+# tensor cores, as long as a thread's share of the partial sums stays below THIN_REGISTERS.
+THIN_ROWS = 4
+THIN_REGISTERS = 64
+
+
+def lower(function: Function, threads: int) -> Function:
+    """The function as the cuda backend compiles it: the pass list, in order."""
+    function = clone(function)
+    lower_thin_mma(function, threads)
+    remove_dead(function.body)
+    defer_sums(function)
+    return function
+
+
+def clone(function: Function) -> Function:
+    """A deep copy that passes may change; parameters are shared."""
+    values: dict[Value, Value] = {}
+
+    def copy_value(v: Value, op: Op | None) -> Value:
+        values[v] = Value(v.type, op, v.name)
+        return values[v]
+
+    def copy_block(block: Block) -> Block:
+        out = Block([copy_value(a, None) for a in block.args])
+        for op in block.ops:
+            new = Op(op.name, [values[a] for a in op.args], dict(op.attrs), loc=op.loc)
+            new.regions = [copy_block(r) for r in op.regions]
+            new.results = [copy_value(r, new) for r in op.results]
+            out.ops.append(new)
+        return out
+
+    body = copy_block(function.body)
+    return Function(
+        function.name, function.params, function.grid, body, function.filename, function.options
+    )
+
+
+def uses(block: Block) -> dict[Value, list[Op]]:
+    """Every operation that reads a value, nested blocks included."""
+    found: dict[Value, list[Op]] = {}
+
+    def visit(b: Block) -> None:
+        for op in b.ops:
+            for a in op.args:
+                found.setdefault(a, []).append(op)
+            for region in op.regions:
+                visit(region)
+
+    visit(block)
+    return found
+
+
+def is_zero(value: Value) -> bool:
+    """Whether a value is the constant 0 or a broadcast of it."""
+    op = value.op
+    if op is not None and op.name == "broadcast":
+        op = op.args[0].op
+    return op is not None and op.name == "const" and op.attrs["value"] == 0
+
+
+class _Rewriter:
+    """Emits replacement operations in front of a position of a block."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+
+    def __call__(self, name: str, *args: Value, **attrs: object) -> Value:
+        op = make(name, list(args), **attrs)
+        self.ops.append(op)
+        return op.results[0]
+
+    def spread(self, x: Value, unit: tuple[int, ...], shape: tuple[int, ...]) -> Value:
+        x = x if x.dtype == f32 else self("cast", x, dtype=f32)
+        x = x if x.shape == unit else self("reshape", x, shape=unit)
+        return x if x.shape == shape else self("broadcast", x, shape=shape)
+
+
+def _weights(op: Op) -> Value | None:
+    """The [n, k] tile behind a transposed right operand."""
+    b = op.args[1].op
+    return b.args[0] if b is not None and b.name == "transpose" else None
+
+
+def lower_thin_mma(function: Function, threads: int) -> None:
+    """Few rows: `acc + sum(a[:, None, :] * w[None, :, :], axis=2)`, weights on the wide side."""
+
+    def visit(block: Block) -> None:
+        ops: list[Op] = []
+        for op in block.ops:
+            for region in op.regions:
+                visit(region)
+            w = _weights(op) if op.name == "mma" else None
+            if w is None:
+                ops.append(op)
+                continue
+            m, k = op.args[0].shape
+            n = w.shape[0]
+            if m > THIN_ROWS or m * n * k > THIN_REGISTERS * threads:
+                ops.append(op)
+                continue
+            if w.op is not None and w.op.name == "load":
+                w.op.attrs["stream"] = True
+            r = _Rewriter()
+            shape = (m, n, k)
+            a3 = r.spread(op.args[0], (m, 1, k), shape)
+            w3 = r.spread(w, (1, n, k), shape)
+            total = r("reduce", r("mul", a3, w3), kind="sum", axis=2)
+            ops += r.ops
+            add = Op("add", [op.args[2], total], {}, op.results, loc=op.loc)
+            op.results[0].op = add
+            ops.append(add)
+        block.ops = ops
+
+    visit(function.body)
+
+
+def defer_sums(function: Function) -> None:
+    """`acc = acc + sum(x)` around a loop: carry x's shape, sum once after the loop."""
+
+    def visit(block: Block) -> None:
+        ops: list[Op] = []
+        for op in block.ops:
+            for region in op.regions:
+                visit(region)
+            before, after = _defer_in(op, readers) if op.name == "for" else ([], [])
+            ops += [*before, op, *after]
+        block.ops = ops
+
+    readers = uses(function.body)
+    visit(function.body)
+
+
+def _defer_in(loop: Op, readers: dict[Value, list[Op]]) -> tuple[list[Op], list[Op]]:
+    """Defer what can be deferred of one loop: operations to put before it and after it."""
+    body = loop.regions[0]
+    out = body.ops[-1]
+    before: list[Op] = []
+    after: list[Op] = []
+    for i, arg in enumerate(body.args[1:]):
+        result = out.args[i]
+        add = result.op
+        if (
+            add is None
+            or add.name != "add"
+            or add not in body.ops
+            or arg not in add.args
+            or readers.get(arg) != [add]
+            or readers.get(result) != [out]
+            or not is_zero(loop.args[3 + i])
+        ):
+            continue
+        term = add.args[1] if add.args[0] is arg else add.args[0]
+        total = term.op
+        if total is None or total.name != "reduce" or total.attrs["kind"] != "sum":
+            continue
+        if readers.get(term) != [add] or total not in body.ops or arg.dtype != f32:
+            continue
+        wide = total.args[0]
+        r = _Rewriter()
+        zero = r("const", value=0.0, dtype=f32)
+        loop.args[3 + i] = r("broadcast", zero, shape=wide.shape)
+        before += r.ops
+        new_arg = Value(TileType(wide.shape, f32))
+        body.args[1 + i] = new_arg
+        new_add = make("add", [new_arg, wide])
+        position = body.ops.index(add)
+        body.ops[position] = new_add
+        body.ops.remove(total)
+        out.args[i] = new_add.results[0]
+        carried = Value(TileType(wide.shape, f32), loop)
+        old = loop.results[i]
+        loop.results[i] = carried
+        final = Op("reduce", [carried], dict(total.attrs), [old], loc=total.loc)
+        old.op = final
+        after.append(final)
+    return before, after

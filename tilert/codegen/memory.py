@@ -1,0 +1,295 @@
+"""Loads of a `Ref`'s tiles and loads and stores of a `Mut`'s piece."""
+
+from dataclasses import dataclass
+
+from tilert.codegen.emit import Emitter, c_type, literal
+from tilert.codegen.layout import Layout
+from tilert.ir import Access, Op, Param, Value
+
+__all__ = ["Address", "address", "load", "load_piece", "store_piece"]
+
+
+@dataclass
+class Address:
+    """Where an access points.
+
+    Attributes:
+        base: C++ offset in elements, equal in all threads.
+        uniform: conditions equal in all threads, for the whole access.
+        axes: for each kept axis: (C++ stride, C++ first element or "", extent as C++ or "" where
+            no element of the access can be outside, gather index tile or None).
+    """
+
+    param: Param
+    base: str
+    uniform: list[str]
+    axes: list[tuple[str, str, str, Value | None]]
+
+
+def address(e: Emitter, param: Param, access: tuple[Access, ...], args: list[Value]) -> Address:
+    """Resolve an access to offsets and the bounds checks that it needs."""
+    base: list[str] = []
+    uniform: list[str] = []
+    axes: list[tuple[str, str, str, Value | None]] = []
+    for axis, a in enumerate(access):
+        extent, stride = e.dim(param, axis), e.stride(param, axis)
+        static = param.shape[axis]
+        if a.kind == "full":
+            axes.append((stride, "", "", None))
+            continue
+        if a.kind == "gather":
+            axes.append((stride, "", extent, args[a.arg]))
+            continue
+        index = e.names[args[a.arg]]
+        limit = _upper_bound(e, args[a.arg])
+        if a.kind == "point":
+            base.append(f"(i64){index} * {stride}")
+            if static is None or limit is None or limit > static:
+                uniform.append(f"(u32){index} < (u32){extent}")
+            continue
+        size = a.size if a.kind == "block" else 1
+        base.append(f"(i64){index} * {size} * {stride}")
+        whole = a.kind == "block" and static is not None and static % a.size == 0
+        if whole and static is not None:
+            if limit is None or limit > static // a.size:
+                uniform.append(f"(u32){index} < {static // a.size}u")
+            axes.append((stride, "", "", None))
+        elif a.kind == "block" and static is not None and limit == 1 and a.size <= static:
+            axes.append((stride, "", "", None))
+        else:
+            first = f"{index} * {size}" if size != 1 else index
+            axes.append((stride, first, extent, None))
+    return Address(param, " + ".join(base) or "0", uniform, axes)
+
+
+def _upper_bound(e: Emitter, index: Value) -> int | None:
+    """A proven bound: 0 <= index < bound, or None."""
+    op = index.op
+    if op is not None and op.name == "const":
+        value: int = op.attrs["value"]
+        return value + 1 if value >= 0 else None
+    if op is not None and op.name == "program":
+        return e.function.grid[op.attrs["axis"]]
+    return e.loop_bounds.get(index)
+
+
+def _offset(e: Emitter, where: Address, layout: Layout, register: str) -> tuple[str, list[str]]:
+    """C++ offset of a register's element and the conditions under which it is in bounds."""
+    terms: list[str] = []
+    conditions: list[str] = []
+    for axis, (stride, first, extent, gather) in enumerate(where.axes):
+        i = e.index(layout, axis, register)
+        if gather is not None:
+            row = _gathered(e, gather, layout, axis, register)
+            terms.append(f"(i64){row} * {stride}")
+            conditions.append(f"(u32){row} < (u32){extent}")
+            if layout.padded(axis):
+                conditions.append(f"{i} < {layout.shape[axis]}")
+            continue
+        if i != "0":
+            terms.append(f"{i} * {stride}")
+        if layout.padded(axis):
+            conditions.append(f"{i} < {layout.shape[axis]}")
+        if extent:
+            conditions.append(f"(u32)({first} + {i}) < (u32){extent}")
+    return " + ".join(terms) or "0", conditions
+
+
+def _gathered(e: Emitter, gather: Value, layout: Layout, axis: int, register: str) -> str:
+    """C++ of the gathered index for an element: the index tile must follow the result's axis."""
+    key = (gather, layout.axes[axis])
+    held, narrow = e.gathers[key]
+    terms = []
+    for f, g in zip(layout.axes[axis], narrow.axes[0], strict=True):
+        if f.kind == "r" and f.size > 1:
+            terms.append(f"{register} / {f.stride} % {f.size} * {g.stride}")
+    return f"{held}[{' + '.join(terms) or '0'}]"
+
+
+def _prepare_gathers(e: Emitter, where: Address, layout: Layout) -> None:
+    from tilert.codegen.movement import relayout
+
+    for axis, (_, _, _, gather) in enumerate(where.axes):
+        if gather is None:
+            continue
+        shape = tuple(n if i == axis else 1 for i, n in enumerate(layout.shape))
+        narrow = layout.narrowed(shape)
+        flat = Layout((layout.shape[axis],), (narrow.axes[axis],))
+        held = e.names[gather]
+        if e.layout(gather) != flat:
+            held = relayout(e, gather, flat)
+        e.gathers[(gather, layout.axes[axis])] = (held, flat)
+
+
+def _vector(e: Emitter, where: Address, layout: Layout) -> int:
+    """Elements that can move in one instruction."""
+    param = where.param
+    if not where.axes or not layout.axes[-1] or param.strides[-1] != 1 or not param.aligned:
+        return 1
+    stride, first, extent, gather = where.axes[-1]
+    inner = layout.axes[-1][0]
+    if stride != "1LL" or gather is not None or inner.kind != "r" or inner.stride != 1:
+        return 1
+    v = min(inner.size, 16 // param.dtype.itemsize)
+    if v * param.dtype.itemsize < 8:
+        return 1
+    if layout.shape[-1] % v or any(s is None or s % v for s in param.strides[:-1]):
+        return 1
+    if extent and (not first.endswith(f"* {layout.shape[-1]}") or not _divides(extent, v)):
+        return 1
+    return v
+
+
+def _divides(extent: str, v: int) -> bool:
+    return extent.isdigit() and int(extent) % v == 0
+
+
+def _unit(e: Emitter, op: Op) -> tuple[Address, str]:
+    param: Param = op.attrs["param"]
+    where = address(e, param, op.attrs["access"], op.args)
+    pointer = e.fresh("src")
+    e.line(f"const {c_type(param.dtype)}* {pointer} = {param.name} + ({where.base});")
+    return where, pointer
+
+
+def load(e: Emitter, op: Op) -> None:
+    """A tile of a `Ref`; asynchronous operands were copied already or are copied here."""
+    from tilert.codegen.matmul import copy_now
+
+    result = op.result
+    operand = e.plan.operands.get(result)
+    if operand is not None and operand.load is op:
+        if operand not in e.stage_of:
+            copy_now(e, operand, op)
+        return
+    where, pointer = _unit(e, op)
+    _read(e, op, where, pointer, op.attrs["fill"], bool(op.attrs.get("stream")))
+
+
+def _read(e: Emitter, op: Op, where: Address, pointer: str, fill: float, stream: bool) -> None:
+    result = op.result
+    dtype = result.dtype
+    if not result.shape:
+        conditions = " && ".join(where.uniform)
+        value = f"{pointer}[0]"
+        if conditions:
+            value = f"({conditions}) ? {value} : {literal(fill, dtype)}"
+        e.line(f"{c_type(dtype)} {e.fresh_for(result)} = {value};")
+        return
+    layout = e.layout(result)
+    _prepare_gathers(e, where, layout)
+    name = e.declare(result)
+    v = _vector(e, where, layout)
+    ok = ""
+    if where.uniform:
+        ok = e.fresh("ok")
+        e.line(f"const bool {ok} = {' && '.join(where.uniform)};")
+    if v == 1:
+        with e.each(layout.registers) as r:
+            offset, bounds = _offset(e, where, layout, r)
+            guard = " && ".join(([ok] if ok else []) + bounds)
+            value = f"{pointer}[{offset}]"
+            if guard:
+                value = f"({guard}) ? {value} : {literal(fill, dtype)}"
+            e.line(f"{name}[{r}] = {value};")
+        return
+    word = "vec16" if v * dtype.itemsize == 16 else "vec8"
+    call = "load16_stream" if stream else "load16"
+    e.line("#pragma unroll")
+    with e.braces(f"for (int r = 0; r < {layout.registers}; r += {v})"):
+        offset, bounds = _offset(e, where, layout, "r")
+        guard = " && ".join(([ok] if ok else []) + bounds)
+        fetch = (
+            f"{call}({pointer} + ({offset}))"
+            if word == "vec16"
+            else (f"*(const vec8*)({pointer} + ({offset}))")
+        )
+        e.line(f"union {{ {word} v; {c_type(dtype)} e[{v}]; }} u;")
+        if guard:
+            with e.braces(f"if ({guard})"):
+                e.line(f"u.v = {fetch};")
+            with e.braces("else"):
+                e.line("#pragma unroll")
+                e.line(f"for (int q = 0; q < {v}; ++q) u.e[q] = {literal(fill, dtype)};")
+        else:
+            e.line(f"u.v = {fetch};")
+        e.line("#pragma unroll")
+        e.line(f"for (int q = 0; q < {v}; ++q) {name}[r + q] = u.e[q];")
+
+
+# -- pieces of a Mut -------------------------------------------------------------------------
+
+
+def _piece(e: Emitter, param: Param) -> Address:
+    """The program's own piece; axis 0 of an indexed Mut goes through its index map."""
+    base: list[str] = []
+    uniform: list[str] = []
+    axes: list[tuple[str, str, str, Value | None]] = []
+    for axis, size in enumerate(param.tile or ()):
+        extent, stride = e.dim(param, axis), e.stride(param, axis)
+        static = param.shape[axis]
+        if axis == 0 and param.indexed:
+            base.append(f"(i64){param.name}_slot * {stride}")
+            uniform.append(f"(u32){param.name}_slot < (u32){extent}")
+            axes.append((stride, "", "", None))
+            continue
+        if static is not None and static <= size:
+            inside = static == size
+            axes.append((stride, "" if inside else "0", "" if inside else extent, None))
+            continue
+        base.append(f"(i64)p{axis} * {size} * {stride}")
+        if size == 1 or (static is not None and static % size == 0):
+            axes.append((stride, "", "", None))
+        else:
+            axes.append((stride, f"p{axis} * {size}", extent, None))
+    return Address(param, " + ".join(base) or "0", uniform, axes)
+
+
+def load_piece(e: Emitter, op: Op) -> None:
+    """The present content of the piece."""
+    param: Param = op.attrs["param"]
+    where = _piece(e, param)
+    pointer = e.fresh("src")
+    e.line(f"const {c_type(param.dtype)}* {pointer} = {param.name} + ({where.base});")
+    result = op.result
+    layout = e.layout(result)
+    name = e.declare(result)
+    with e.each(layout.registers) as r:
+        offset, conditions = _offset(e, where, layout, r)
+        guard = " && ".join(where.uniform + conditions)
+        value = f"{pointer}[{offset}]"
+        if guard:
+            value = f"({guard}) ? {value} : {literal(0, param.dtype)}"
+        e.line(f"{name}[{r}] = {value};")
+
+
+def store_piece(e: Emitter, op: Op) -> None:
+    """Write the piece: one of the threads that hold an element writes it."""
+    param: Param = op.attrs["param"]
+    value = op.args[0]
+    where = _piece(e, param)
+    pointer = e.fresh("dst")
+    ctype = c_type(param.dtype)
+    e.line(f"{ctype}* {pointer} = {param.name} + ({where.base});")
+    layout = e.layout(value)
+    guards = list(where.uniform)
+    copies = layout.copies_expr(e.plan.threads, "(int)threadIdx.x")
+    if copies:
+        guards.append(copies)
+    v = _vector(e, where, layout)
+    with e.braces(f"if ({' && '.join(guards)})" if guards else ""):
+        if v == 1:
+            with e.each(layout.registers) as r:
+                offset, conditions = _offset(e, where, layout, r)
+                guard = f"if ({' && '.join(conditions)}) " if conditions else ""
+                e.line(f"{guard}{pointer}[{offset}] = {e.at(value, r)};")
+            return
+        word = "vec16" if v * param.dtype.itemsize == 16 else "vec8"
+        e.line("#pragma unroll")
+        with e.braces(f"for (int r = 0; r < {layout.registers}; r += {v})"):
+            offset, conditions = _offset(e, where, layout, "r")
+            e.line(f"union {{ {word} v; {ctype} e[{v}]; }} u;")
+            e.line("#pragma unroll")
+            e.line(f"for (int q = 0; q < {v}; ++q) u.e[q] = {e.names[value]}[r + q];")
+            guard = f"if ({' && '.join(conditions)}) " if conditions else ""
+            e.line(f"{guard}*({word}*)({pointer} + ({offset})) = u.v;")

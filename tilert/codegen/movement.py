@@ -1,0 +1,290 @@
+"""Operations that move elements between threads: reductions, broadcasts, reshapes."""
+
+from tilert.codegen.emit import Emitter, c_type, convert, literal
+from tilert.codegen.layout import Layout
+from tilert.dtypes import DType, bf16, f16, f32, i32
+from tilert.ir import Op, Value
+
+__all__ = ["broadcast", "reduce", "relayout", "reshape", "transpose"]
+
+
+def relayout(e: Emitter, v: Value, layout: Layout, position: str = "") -> str:
+    """The elements of a tile in another layout, through scratch; gives the new variable.
+
+    Args:
+        position: C++ of the place in scratch that a register of `v` is written to, with `{r}` for
+            the register; the row-major position by default.
+    """
+    own = e.layout(v)
+    ctype = c_type(v.dtype)
+    e.scratch(v.type.numel * v.dtype.itemsize)
+    e.line("__syncthreads();")
+    with e.each(own.registers) as r:
+        guard = e.inside(own, r)
+        place = position.format(r=r) if position else e.flat(own, r)
+        e.line(f"{f'if ({guard}) ' if guard else ''}(({ctype}*)scratch)[{place}] = {e.at(v, r)};")
+    e.line("__syncthreads();")
+    name = e.fresh()
+    e.line(f"{ctype} {name}[{layout.registers}];")
+    with e.each(layout.registers) as r:
+        guard = e.inside(layout, r)
+        place = e.flat(layout, r)
+        e.line(
+            f"{name}[{r}] = (({ctype}*)scratch)[{f'({guard}) ? {place} : 0' if guard else place}];"
+        )
+    return name
+
+
+def broadcast(e: Emitter, op: Op) -> None:
+    """Repeat a scalar, or axes of size 1."""
+    source, result = op.args[0], op.result
+    layout = e.layout(result)
+    if not source.shape:
+        name = e.declare(result)
+        with e.each(layout.registers) as r:
+            e.line(f"{name}[{r}] = {e.names[source]};")
+        return
+    narrow = layout.narrowed(source.shape)
+    held = e.names[source]
+    if e.layout(source) != narrow:
+        held = relayout(e, source, narrow)
+    name = e.declare(result)
+    with e.each(layout.registers) as r:
+        terms = []
+        for mine, theirs in zip(layout.axes, narrow.axes, strict=True):
+            for f, g in zip(mine, theirs, strict=False):
+                if f.kind == "r" and f.size > 1:
+                    terms.append(f"{r} / {f.stride} % {f.size} * {g.stride}")
+        e.line(f"{name}[{r}] = {held}[{' + '.join(terms) or '0'}];")
+
+
+def reshape(e: Emitter, op: Op) -> None:
+    """Insert or remove axes of size 1 for free; anything else goes through scratch."""
+    source, result = op.args[0], op.result
+    if not result.shape or not source.shape:
+        _scalar_reshape(e, source, result)
+        return
+    layout = e.layout(result)
+    if e.layout(source).with_unit_axes(result.shape) == layout:
+        e.names[result] = e.names[source]
+        return
+    e.names[result] = relayout(e, source, layout)
+
+
+def _scalar_reshape(e: Emitter, source: Value, result: Value) -> None:
+    if source.shape == result.shape:
+        e.names[result] = e.names[source]
+    elif result.shape:
+        name = e.declare(result)
+        with e.each(e.registers(result)) as r:
+            e.line(f"{name}[{r}] = {e.names[source]};")
+    else:
+        whole = Layout(source.shape, tuple(() for _ in source.shape))
+        held = e.names[source] if e.layout(source) == whole else relayout(e, source, whole)
+        e.line(f"{c_type(result.dtype)} {e.fresh_for(result)} = {held}[0];")
+
+
+def transpose(e: Emitter, op: Op) -> None:
+    """Swap two axes through scratch; transposes that only feed mma never get here."""
+    source, result = op.args[0], op.result
+    if result not in e.plan.layouts:
+        return
+    own = e.layout(source)
+    rows = source.shape[0]
+    position = f"{e.index(own, 1, '{r}')} * {rows} + {e.index(own, 0, '{r}')}"
+    e.names[result] = relayout(e, source, e.layout(result), position)
+
+
+# -- reductions ------------------------------------------------------------------------------
+
+
+def _identity(kind: str, dtype: DType) -> str:
+    if kind == "sum":
+        return literal(0, dtype)
+    low = kind in ("max", "argmax")
+    if dtype.is_float:
+        return literal(float("-inf") if low else float("inf"), dtype)
+    if dtype.kind == "u":
+        return literal(0 if low else 2**dtype.bits - 1, dtype)
+    return literal(-(2 ** (dtype.bits - 1)) if low else 2 ** (dtype.bits - 1) - 1, dtype)
+
+
+def _combine(kind: str, a: str, b: str) -> str:
+    if kind == "sum":
+        return f"{a} + {b}"
+    return f"op_{'maximum' if kind == 'max' else 'minimum'}({a}, {b})"
+
+
+def reduce(e: Emitter, op: Op) -> None:
+    """Registers first, then lanes by shuffles, then warps through scratch."""
+    source, result, kind = op.args[0], op.result, op.attrs["kind"]
+    layout = e.layout(source)
+    axis = op.attrs["axis"]
+    if kind == "argmax":
+        _argmax(e, source, result, layout, axis)
+        return
+    working = f32 if source.dtype in (bf16, f16) else source.dtype
+    out = layout.without(axis)
+    ctype = c_type(working)
+    acc = e.fresh()
+    e.line(f"{ctype} {acc}[{out.registers}];")
+    with e.each(out.registers) as r:
+        e.line(f"{acc}[{r}] = {_identity(kind, working)};")
+    target = _target_register(layout, out, axis)
+    with e.each(layout.registers) as r:
+        guard = f"{e.index(layout, axis, r)} < {layout.shape[axis]}" if layout.padded(axis) else ""
+        element = convert(e.at(source, r), source.dtype, working)
+        place = f"{acc}[{target.format(r=r)}]"
+        combined = _combine(kind, place, element)
+        e.line(f"{f'if ({guard}) ' if guard else ''}{place} = {combined};")
+    for f in layout.axes[axis]:
+        if f.kind == "t" and f.stride < 32:
+            step = f.stride
+            while step < min(f.stride * f.size, 32):
+                with e.each(out.registers) as r:
+                    other = f"shuffle_xor({acc}[{r}], {step})"
+                    e.line(f"{acc}[{r}] = {_combine(kind, f'{acc}[{r}]', other)};")
+                step *= 2
+    ways, coordinate = _warp_ways(layout, axis)
+    if ways > 1:
+        _across_warps(e, out, acc, ctype, working.itemsize, ways, coordinate, kind)
+    _finish(e, result, out, acc, working)
+
+
+def _target_register(layout: Layout, out: Layout, axis: int) -> str:
+    """C++ of the result's register for a source register `{r}`."""
+    kept = (*layout.axes[:axis], *layout.axes[axis + 1 :])
+    terms = []
+    for mine, theirs in zip(kept, out.axes, strict=True):
+        for f, g in zip(mine, theirs, strict=True):
+            if f.kind == "r" and f.size > 1:
+                terms.append(f"{{r}} / {f.stride} % {f.size} * {g.stride}")
+    return " + ".join(terms) or "0"
+
+
+def _warp_ways(layout: Layout, axis: int) -> tuple[int, str]:
+    """How many warps share a row of the reduced axis, and this warp's number among them."""
+    ways, terms = 1, []
+    for f in layout.axes[axis]:
+        if f.kind != "t" or f.stride * f.size <= 32:
+            continue
+        stride, size = f.stride, f.size
+        if stride < 32:
+            size, stride = size * stride // 32, 32
+        terms.append(f"(int)threadIdx.x / {stride} % {size} * {ways}")
+        ways *= size
+    return ways, " + ".join(terms) or "0"
+
+
+def _across_warps(
+    e: Emitter,
+    out: Layout,
+    acc: str,
+    ctype: str,
+    itemsize: int,
+    ways: int,
+    coordinate: str,
+    kind: str,
+) -> None:
+    numel = 1
+    for n in out.shape:
+        numel *= n
+    e.scratch(ways * numel * itemsize)
+    e.line("__syncthreads();")
+    with e.each(out.registers) as r:
+        guard = e.inside(out, r)
+        place = f"({coordinate}) * {numel} + {e.flat(out, r)}"
+        e.line(f"{f'if ({guard}) ' if guard else ''}(({ctype}*)scratch)[{place}] = {acc}[{r}];")
+    e.line("__syncthreads();")
+    with e.each(out.registers) as r:
+        guard = e.inside(out, r)
+        with e.braces(f"if ({guard})" if guard else ""):
+            e.line(f"{ctype} t = (({ctype}*)scratch)[{e.flat(out, r)}];")
+            e.line("#pragma unroll")
+            e.line(f"for (int w = 1; w < {ways}; ++w)")
+            element = f"(({ctype}*)scratch)[w * {numel} + {e.flat(out, r)}]"
+            e.line(f"  t = {_combine(kind, 't', element)};")
+            e.line(f"{acc}[{r}] = t;")
+
+
+def _finish(e: Emitter, result: Value, out: Layout, acc: str, working: DType) -> None:
+    if not result.shape:
+        value = convert(f"{acc}[0]", working, result.dtype)
+        e.line(f"{c_type(result.dtype)} {e.fresh_for(result)} = {value};")
+        return
+    if working != result.dtype:
+        narrow = e.fresh()
+        e.line(f"{c_type(result.dtype)} {narrow}[{out.registers}];")
+        with e.each(out.registers) as r:
+            e.line(f"{narrow}[{r}] = {convert(f'{acc}[{r}]', working, result.dtype)};")
+        acc = narrow
+    wanted = e.layout(result)
+    if wanted != out:
+        held = Value(result.type)
+        e.names[held], e.plan.layouts[held] = acc, out
+        acc = relayout(e, held, wanted)
+    e.names[result] = acc
+
+
+def _argmax(e: Emitter, source: Value, result: Value, layout: Layout, axis: int) -> None:
+    """Pairs of value and index; the smaller index wins ties, a NaN wins over numbers."""
+    out = layout.without(axis)
+    working = f32 if source.dtype in (bf16, f16) else source.dtype
+    ctype = c_type(working)
+    best, where = e.fresh(), e.fresh()
+    e.line(f"{ctype} {best}[{out.registers}]; int {where}[{out.registers}];")
+    with e.each(out.registers) as r:
+        e.line(f"{best}[{r}] = {_identity('max', working)}; {where}[{r}] = 0x7fffffff;")
+    target = _target_register(layout, out, axis)
+    take = f"take_{best}"
+    e.line(
+        f"auto {take} = [&]({ctype}& v, int& i, {ctype} w, int j) {{"
+        " bool nv = v != v, nw = w != w;"
+        " if (nw ? (!nv || j < i) : (!nv && (w > v || (w == v && j < i)))) { v = w; i = j; } };"
+    )
+    with e.each(layout.registers) as r:
+        i = e.index(layout, axis, r)
+        guard = f"if ({i} < {layout.shape[axis]}) " if layout.padded(axis) else ""
+        place = target.format(r=r)
+        element = convert(e.at(source, r), source.dtype, working)
+        e.line(f"{guard}{take}({best}[{place}], {where}[{place}], {element}, {i});")
+    for f in layout.axes[axis]:
+        if f.kind == "t" and f.stride < 32:
+            step = f.stride
+            while step < min(f.stride * f.size, 32):
+                with e.each(out.registers) as r, e.braces():
+                    e.line(f"{ctype} w = shuffle_xor({best}[{r}], {step});")
+                    e.line(f"int j = shuffle_xor({where}[{r}], {step});")
+                    e.line(f"{take}({best}[{r}], {where}[{r}], w, j);")
+                step *= 2
+    ways, coordinate = _warp_ways(layout, axis)
+    if ways > 1:
+        _argmax_warps(e, out, (best, where, take), ctype, ways, coordinate)
+    _finish(e, result, out, where, i32)
+
+
+def _argmax_warps(
+    e: Emitter, out: Layout, names: tuple[str, str, str], ctype: str, ways: int, coordinate: str
+) -> None:
+    best, where, take = names
+    numel = 1
+    for n in out.shape:
+        numel *= n
+    e.scratch(ways * numel * 12)
+    indices = f"((int*)(scratch + {ways * numel * 8}))"
+    e.line("__syncthreads();")
+    with e.each(out.registers) as r:
+        guard = e.inside(out, r)
+        with e.braces(f"if ({guard})" if guard else ""):
+            e.line(f"const int at = ({coordinate}) * {numel} + {e.flat(out, r)};")
+            e.line(f"(({ctype}*)scratch)[at] = {best}[{r}]; {indices}[at] = {where}[{r}];")
+    e.line("__syncthreads();")
+    with e.each(out.registers) as r:
+        guard = e.inside(out, r)
+        with e.braces(f"if ({guard})" if guard else ""):
+            e.line("#pragma unroll")
+            e.line(f"for (int w = 0; w < {ways}; ++w)")
+            at = f"w * {numel} + {e.flat(out, r)}"
+            e.line(
+                f"  {take}({best}[{r}], {where}[{r}], (({ctype}*)scratch)[{at}], {indices}[{at}]);"
+            )

@@ -1,0 +1,79 @@
+"""Device code that generated kernels call. It needs no header.
+
+PTX instructions are those of the PTX ISA: cvt, max.NaN, cp.async, ldmatrix, mma.sync.
+"""
+
+__all__ = ["PRELUDE"]
+
+PRELUDE = r"""
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned char u8;
+typedef long long i64;
+typedef unsigned long long u64;
+struct bf16 { u16 x; };
+struct f16 { u16 x; };
+struct __align__(16) vec16 { u32 w[4]; };
+struct __align__(8) vec8 { u32 w[2]; };
+#define DEV static __device__ __forceinline__
+
+DEV float f32_of(float v) { return v; }
+DEV float f32_of(bf16 v) { return __uint_as_float((u32)v.x << 16); }
+DEV float f32_of(f16 v) { float r; asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(v.x)); return r; }
+template <class T> struct to;
+template <> struct to<float> { DEV float from(float v) { return v; } };
+template <> struct to<bf16> { DEV bf16 from(float v) {
+  bf16 r; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r.x) : "f"(v)); return r; } };
+template <> struct to<f16> { DEV f16 from(float v) {
+  f16 r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.x) : "f"(v)); return r; } };
+DEV u32 pack(bf16 a, bf16 b) { return (u32)a.x | ((u32)b.x << 16); }
+DEV u32 pack(f16 a, f16 b) { return (u32)a.x | ((u32)b.x << 16); }
+
+DEV float op_minimum(float a, float b) {
+  float r; asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
+DEV float op_maximum(float a, float b) {
+  float r; asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
+template <class T> DEV T op_minimum(T a, T b) { return a < b ? a : b; }
+template <class T> DEV T op_maximum(T a, T b) { return a > b ? a : b; }
+template <class T> DEV T op_floordiv(T a, T b) {
+  T q = a / b; return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q; }
+template <class T> DEV T op_mod(T a, T b) {
+  T r = a % b; return (r != 0 && ((r < 0) != (b < 0))) ? r + b : r; }
+DEV u32 op_floordiv(u32 a, u32 b) { return a / b; }
+DEV u32 op_mod(u32 a, u32 b) { return a % b; }
+DEV u8 op_floordiv(u8 a, u8 b) { return a / b; }
+DEV u8 op_mod(u8 a, u8 b) { return a % b; }
+template <class T> DEV T shuffle_xor(T v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
+DEV bf16 shuffle_xor(bf16 v, int mask) { v.x = (u16)__shfl_xor_sync(~0u, (u32)v.x, mask); return v; }
+DEV f16 shuffle_xor(f16 v, int mask) { v.x = (u16)__shfl_xor_sync(~0u, (u32)v.x, mask); return v; }
+
+// Read-only data: "stream" is read once (weights) and should not displace what L1 holds.
+DEV vec16 load16(const void* p) {
+  vec16 v; asm("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
+    : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p)); return v; }
+DEV vec16 load16_stream(const void* p) {
+  vec16 v; asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+    : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p)); return v; }
+template <class V, class T> union pieces { V v; T e[sizeof(V) / sizeof(T)]; DEV_CTOR };
+
+DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+DEV void copy_async16(u32 dst, const void* src, bool valid) {
+  int n = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(dst), "l"(src), "r"(n) : "memory"); }
+DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+DEV void ldmatrix4(u32* r, u32 a) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+    : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a) : "memory"); }
+DEV void ldmatrix4_t(u32* r, u32 a) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+    : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a) : "memory"); }
+DEV void mma_step(float* c, const u32* a, u32 b0, u32 b1, bf16) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1)); }
+DEV void mma_step(float* c, const u32* a, u32 b0, u32 b1, f16) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1)); }
+""".replace(" DEV_CTOR", "")

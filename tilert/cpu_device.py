@@ -1,0 +1,165 @@
+"""The cpu device: NumPy buffers, ops run when they are enqueued."""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilert import ir
+from tilert.device import Device, Launcher
+from tilert.errors import DeviceError
+from tilert.event import DoneEvent, Event
+
+if TYPE_CHECKING:
+    from tilert.array import Array
+    from tilert.backends.cpu import CpuKernel
+    from tilert.graph import Recorder
+
+__all__ = ["CpuDevice", "host_view"]
+
+_ALIGNMENT = 64
+
+
+class HostBlock:
+    """A NumPy buffer whose address is a multiple of 64."""
+
+    def __init__(self, nbytes: int) -> None:
+        raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
+        shift = -raw.ctypes.data % _ALIGNMENT
+        self.host = raw[shift : shift + nbytes]
+        self.address = raw.ctypes.data + shift
+
+
+def host_view(array: "Array") -> np.ndarray[Any, Any]:
+    """A cpu array as an ndarray on the same memory."""
+    itemsize = array.dtype.itemsize
+    return np.ndarray(
+        array.shape,
+        array.dtype.numpy,
+        array.storage.host,
+        array.offset * itemsize,
+        tuple(stride * itemsize for stride in array.strides),
+    )
+
+
+class CpuLauncher:
+    """A kernel for the cpu backend."""
+
+    def __init__(self, kernel: "CpuKernel") -> None:
+        self._kernel = kernel
+
+    def bind(
+        self,
+        arrays: "Sequence[Array]",
+        index_maps: "Mapping[int, Array]",
+        grid: tuple[int, ...],
+    ) -> Callable[[], None]:
+        """See `tilert.device.Launcher`."""
+        maps = {position: host_view(index) for position, index in index_maps.items()}
+        return self._kernel.bind([host_view(array) for array in arrays], maps, grid)
+
+
+class CpuDevice(Device):
+    """The host's processor."""
+
+    kind = "cpu"
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+
+    def allocate(self, nbytes: int) -> HostBlock:
+        """See `Device`."""
+        try:
+            return HostBlock(nbytes)
+        except MemoryError:
+            raise DeviceError(
+                f"cpu is out of memory: {nbytes / 2**30:.2f} GiB were asked for"
+            ) from None
+
+    def compile(self, function: ir.Function) -> Launcher:
+        """See `Device`."""
+        from tilert.backends import cpu
+
+        return CpuLauncher(cpu.compile(function))
+
+    def upload(self, target: "Array", source: np.ndarray[Any, Any]) -> None:
+        """See `Device`."""
+        with self.lock:
+            np.copyto(host_view(target), source)
+
+    def download(self, source: "Array") -> np.ndarray[Any, Any]:
+        """See `Device`."""
+        with self.lock:
+            return host_view(source).copy()
+
+    def copy_call(self, target: "Array", source: "Array") -> Callable[[], None]:
+        """See `Device`."""
+        to, of = host_view(target), host_view(source)
+        return lambda: np.copyto(to, of)
+
+    def fill_call(self, target: "Array", value: np.ndarray[Any, Any]) -> Callable[[], None]:
+        """See `Device`."""
+        to = host_view(target)
+        return lambda: to.fill(value[()])
+
+    def pinned_block(self, nbytes: int) -> HostBlock:
+        """See `Device`."""
+        return self.allocate(nbytes)
+
+    def pinned_call(self, target: np.ndarray[Any, Any], source: "Array") -> Callable[[], None]:
+        """See `Device`."""
+        of = host_view(source)
+        return lambda: np.copyto(target, of)
+
+    def record_event(self, timing: bool = False) -> Event:
+        """See `Device`."""
+        self.refuse_in_capture("recording an event")
+        return DoneEvent(time.perf_counter())
+
+    def synchronize(self) -> None:
+        """See `Device`."""
+        with self.lock:
+            self.refuse_in_capture("waiting for the device")
+
+    def memory(self) -> tuple[int, int]:
+        """See `Device`; free is what the system says it can give without swapping."""
+        page = os.sysconf("SC_PAGE_SIZE")
+        total = os.sysconf("SC_PHYS_PAGES") * page
+        try:
+            with open("/proc/meminfo", encoding="ascii") as lines:
+                fields = dict(line.split(":", 1) for line in lines)
+            return int(fields["MemAvailable"].split()[0]) * 1024, total
+        except (OSError, KeyError):
+            return os.sysconf("SC_AVPHYS_PAGES") * page, total
+
+    def info(self) -> dict[str, Any]:
+        """See `Device`."""
+        return {
+            "kind": self.kind,
+            "name": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "numpy": np.__version__,
+        }
+
+    def begin_capture(self) -> None:
+        """See `Device`."""
+
+    def end_capture(self, recorder: "Recorder") -> tuple[Callable[[], None], Callable[[], None]]:
+        """See `Device`."""
+        calls = recorder.calls
+
+        def replay() -> None:
+            for call in calls:
+                call()
+
+        return replay, calls.clear
+
+    def abort_capture(self) -> None:
+        """See `Device`."""
+
+    def _defer(self, call: Callable[[], None], recorder: "Recorder") -> bool:
+        recorder.calls.append(call)
+        return True

@@ -1,0 +1,231 @@
+"""Devices: where arrays live and ops run. `device("auto")` picks the best one that works."""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from tilert import ir
+from tilert.errors import DeviceError, LaunchError
+
+if TYPE_CHECKING:
+    from tilert.array import Array
+    from tilert.event import Event
+    from tilert.graph import Recorder
+
+__all__ = ["Block", "Device", "Launcher", "Use", "device"]
+
+Use = tuple["Array", bool]
+"""An array that submitted work touches, and whether the work writes it."""
+
+
+class Block(Protocol):
+    """Memory that goes back to the device when the object dies."""
+
+    @property
+    def address(self) -> int:
+        """Of the first byte, a multiple of 64."""
+
+    @property
+    def host(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]] | None:
+        """The bytes, where the host may touch them."""
+
+
+class Launcher(Protocol):
+    """A specialised kernel compiled for one device."""
+
+    def bind(
+        self,
+        arrays: "Sequence[Array]",
+        index_maps: "Mapping[int, Array]",
+        grid: tuple[int, ...],
+    ) -> Callable[[], None]:
+        """A call that enqueues the kernel over `grid`. It may be made any number of times.
+
+        Args:
+            arrays: one per `ir.Param`, by position.
+            index_maps: i32 array of row numbers for each indexed `Mut`, by position.
+        """
+
+
+class Device(ABC):
+    """One processor with its memory and one queue of work, run in order.
+
+    Every piece of work goes through `submit`, in program order; several host threads may use a
+    device. Devices are equal only to themselves: `device(name)` gives the same object each time.
+
+    Attributes:
+        kind: "cpu" or "cuda".
+        name: what `device(name)` takes, such as "cuda:0".
+        lock: held while work is enqueued, and throughout a capture.
+        recorder: set during a capture.
+    """
+
+    kind: str
+    name: str
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lock = threading.RLock()
+        self.recorder: Recorder | None = None
+        self.launchers: dict[object, Launcher] = {}
+        self._compiling = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"device({self.name!r})"
+
+    def launcher(self, key: object, specialize: Callable[[], ir.Function]) -> Launcher:
+        """The compiled kernel for `key`, made by `specialize` at its first use."""
+        found = self.launchers.get(key)
+        if found is None:
+            with self._compiling:
+                found = self.launchers.get(key)
+                if found is None:
+                    found = self.launchers[key] = self.compile(specialize())
+        return found
+
+    def submit(self, call: Callable[[], None], uses: Iterable[Use], keep: object = None) -> None:
+        """Enqueue `call`, or record it during a capture.
+
+        Args:
+            call: enqueues the work; may be called again by every replay of a graph.
+            uses: arrays that it touches.
+            keep: anything else that must live as long as the work may run.
+        """
+        with self.lock:
+            if self.recorder is not None:
+                self.recorder.note(uses, keep)
+                if self._defer(call, self.recorder):
+                    return
+            call()
+
+    def refuse_in_capture(self, what: str) -> None:
+        """Raise if this thread is capturing a graph, which cannot hold `what`.
+
+        Raises:
+            LaunchError: during a capture.
+        """
+        with self.lock:
+            if self.recorder is not None:
+                raise LaunchError(
+                    f"O6 graphs: {what} cannot be part of a captured graph; do it before"
+                    " tilert.capture, or after a replay"
+                )
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Block:
+        """Uninitialised memory.
+
+        Raises:
+            DeviceError: if there is not enough.
+        """
+
+    @abstractmethod
+    def compile(self, function: ir.Function) -> Launcher:
+        """Compile a specialised kernel."""
+
+    @abstractmethod
+    def upload(self, target: "Array", source: np.ndarray[Any, Any]) -> None:
+        """Copy host data of the same shape and dtype; `source` may change once this returns."""
+
+    @abstractmethod
+    def download(self, source: "Array") -> np.ndarray[Any, Any]:
+        """A host copy, after all earlier work."""
+
+    @abstractmethod
+    def copy_call(self, target: "Array", source: "Array") -> Callable[[], None]:
+        """A call that enqueues a copy between two arrays of one shape and dtype."""
+
+    @abstractmethod
+    def fill_call(self, target: "Array", value: np.ndarray[Any, Any]) -> Callable[[], None]:
+        """A call that enqueues setting every element of a contiguous array to a 0-d value."""
+
+    @abstractmethod
+    def pinned_block(self, nbytes: int) -> Block:
+        """Host memory that the device copies to and from without the host's help."""
+
+    @abstractmethod
+    def pinned_call(self, target: np.ndarray[Any, Any], source: "Array") -> Callable[[], None]:
+        """A call that enqueues a copy of a contiguous array to pinned memory."""
+
+    @abstractmethod
+    def record_event(self, timing: bool = False) -> "Event":
+        """A mark after all work enqueued so far.
+
+        Args:
+            timing: whether `Event.since` may be asked about it.
+        """
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for all enqueued work.
+
+        Raises:
+            DeviceError: if some of it failed.
+        """
+
+    @abstractmethod
+    def memory(self) -> tuple[int, int]:
+        """(bytes that can still be allocated, bytes in all)."""
+
+    @abstractmethod
+    def info(self) -> dict[str, Any]:
+        """What the device is, for people and reports: at least `name` and `kind`."""
+
+    @abstractmethod
+    def begin_capture(self) -> None:
+        """Start recording submitted work."""
+
+    @abstractmethod
+    def end_capture(self, recorder: "Recorder") -> tuple[Callable[[], None], Callable[[], None]]:
+        """Stop recording; gives the call that replays and the call that frees."""
+
+    @abstractmethod
+    def abort_capture(self) -> None:
+        """Stop recording and forget it. Never raises."""
+
+    def _defer(self, call: Callable[[], None], recorder: "Recorder") -> bool:
+        """Whether recorded work waits for the replay instead of being called now."""
+        return False
+
+
+_devices: dict[str, Device] = {}
+_devices_lock = threading.Lock()
+
+
+def device(name: str = "auto") -> Device:
+    """The device called "cpu", "cuda" (the first GPU), "cuda:<n>" or "auto".
+
+    "auto" is the first GPU where one can be used and the cpu otherwise.
+
+    Raises:
+        DeviceError: if there is no such device; the message says why.
+    """
+    if name == "auto":
+        try:
+            return device("cuda")
+        except DeviceError:
+            return device("cpu")
+    if name == "cuda":
+        name = "cuda:0"
+    with _devices_lock:
+        found = _devices.get(name)
+        if found is None:
+            found = _devices[name] = _open(name)
+        return found
+
+
+def _open(name: str) -> Device:
+    if name == "cpu":
+        from tilert.cpu_device import CpuDevice
+
+        return CpuDevice()
+    kind, _, number = name.partition(":")
+    if kind != "cuda" or not number.isascii() or not number.isdigit():
+        raise DeviceError(f"unknown device '{name}'; use cpu, cuda, cuda:<number> or auto")
+    # Reached only when a GPU is asked for: importing tilert needs no CUDA.
+    from tilert.cuda_device import CudaDevice
+
+    return CudaDevice(int(number))

@@ -1,0 +1,107 @@
+"""Element types of arrays and tiles."""
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+__all__ = [
+    "DType",
+    "bf16",
+    "bool_",
+    "dtype_of",
+    "f16",
+    "f32",
+    "i32",
+    "i64",
+    "promote",
+    "u8",
+    "u32",
+]
+
+
+@dataclass(frozen=True)
+class DType:
+    """An element type.
+
+    Attributes:
+        name: its name in kernels and messages.
+        kind: "f" float, "i" signed, "u" unsigned, "b" bool.
+        bits: size of one element in memory (bool takes 8).
+    """
+
+    name: str
+    kind: str
+    bits: int
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.bits // 8
+
+    @property
+    def numpy(self) -> np.dtype:  # type: ignore[type-arg]
+        """The NumPy dtype that stores it (bf16 through ml_dtypes)."""
+        return _NUMPY[self.name]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it is a floating-point type."""
+        return self.kind == "f"
+
+    @property
+    def is_int(self) -> bool:
+        """Whether it is an integer type (bool is not)."""
+        return self.kind in "iu"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+f32 = DType("f32", "f", 32)
+bf16 = DType("bf16", "f", 16)
+f16 = DType("f16", "f", 16)
+i64 = DType("i64", "i", 64)
+i32 = DType("i32", "i", 32)
+u32 = DType("u32", "u", 32)
+u8 = DType("u8", "u", 8)
+bool_ = DType("bool", "b", 8)
+
+_NUMPY: dict[str, np.dtype] = {  # type: ignore[type-arg]
+    "f32": np.dtype(np.float32),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f16": np.dtype(np.float16),
+    "i64": np.dtype(np.int64),
+    "i32": np.dtype(np.int32),
+    "u32": np.dtype(np.uint32),
+    "u8": np.dtype(np.uint8),
+    "bool": np.dtype(np.bool_),
+}
+_BY_NUMPY = {_NUMPY[dtype.name]: dtype for dtype in (f32, bf16, f16, i64, i32, u32, u8, bool_)}
+
+
+def dtype_of(dtype: np.dtype) -> DType:  # type: ignore[type-arg]
+    """The tilert dtype of a NumPy dtype.
+
+    Raises:
+        TypeError: if kernels have no such type.
+    """
+    try:
+        return _BY_NUMPY[np.dtype(dtype)]
+    except KeyError:
+        known = ", ".join(sorted(d.name for d in _BY_NUMPY.values()))
+        raise TypeError(f"numpy dtype {dtype} has no tilert type; known: {known}") from None
+
+
+def promote(a: DType, b: DType) -> DType | None:
+    """The common type of two operands, or None where a cast must be written.
+
+    Floats take the wider type, bf16 with f16 gives f32; everything else must agree.
+    """
+    if a == b:
+        return a
+    if a.is_float and b.is_float:
+        if a.bits == b.bits:
+            return f32
+        return a if a.bits > b.bits else b
+    return None

@@ -1,0 +1,198 @@
+"""What is checked when a kernel is decorated, before any shape or dtype is known."""
+
+import ast
+import builtins
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, get_args, get_origin
+
+from tilert.annotations import Const, Dyn, Mut, Ref
+from tilert.frontend.source import Source
+
+__all__ = ["MISSING", "ParamDecl", "check_body", "read_params"]
+
+MISSING: Any = inspect.Parameter.empty
+_FORBIDDEN: dict[type[ast.AST], str] = {
+    ast.While: "while is not available in kernels; use `for i in range(...)`",
+    ast.Break: "break is not available in kernels; bound the loop instead",
+    ast.Continue: "continue is not available in kernels; use where() or an if",
+    ast.Try: "try is not available in kernels",
+    ast.With: "with is not available in kernels",
+    ast.Lambda: "lambda is not available in kernels; use a @tilert.inline function",
+    ast.FunctionDef: "a nested function is not available in kernels; use @tilert.inline",
+    ast.ClassDef: "class is not available in kernels",
+    ast.ListComp: "a comprehension is not available in kernels",
+    ast.GeneratorExp: "a comprehension is not available in kernels",
+    ast.Global: "global is not available in kernels",
+    ast.Nonlocal: "nonlocal is not available in kernels",
+    ast.Import: "import is not available in kernels; import at the top of the module",
+    ast.ImportFrom: "import is not available in kernels; import at the top of the module",
+    ast.Delete: "del is not available in kernels",
+    ast.Raise: "raise is not available in kernels",
+    ast.Await: "await is not available in kernels",
+    ast.Yield: "yield is not available in kernels",
+    ast.NamedExpr: "`:=` is not available in kernels",
+}
+
+
+@dataclass(frozen=True)
+class ParamDecl:
+    """One declared parameter.
+
+    Attributes:
+        kind: "mut", "ref" or "const".
+        dyn: axes whose extent is run time.
+        const_type: int, float or bool for a Const.
+        default: value of a Const, or MISSING.
+    """
+
+    name: str
+    kind: str
+    dyn: frozenset[int] = field(default_factory=frozenset)
+    const_type: type = int
+    default: Any = MISSING
+
+
+def read_params(fn: Callable[..., Any], source: Source) -> list[ParamDecl]:
+    """The parameters of a kernel from its annotations.
+
+    Raises:
+        KernelError: at a parameter without a usable annotation.
+    """
+    decls: list[ParamDecl] = []
+    nodes = {a.arg: a for a in source.tree.args.args + source.tree.args.kwonlyargs}
+    for p in inspect.signature(fn, eval_str=True).parameters.values():
+        node = nodes.get(p.name, source.tree)
+        if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            raise source.error("kernels take no * or ** parameters", source.tree)
+        decls.append(_decl(p, source, node))
+    if not any(d.kind == "mut" for d in decls):
+        raise source.error(
+            "a kernel needs at least one Mut parameter: its partition gives the grid", source.tree
+        )
+    return decls
+
+
+def _decl(p: inspect.Parameter, source: Source, node: ast.AST) -> ParamDecl:
+    annotation = p.annotation
+    origin = get_origin(annotation) or annotation
+    args = get_args(annotation)
+    if origin in (Mut, Ref):
+        kind = "mut" if origin is Mut else "ref"
+        if any(a is not Dyn for a in args):
+            raise source.error(f"{origin.__name__}[...] takes only Dyn", node)
+        if p.default is not MISSING:
+            raise source.error(f"array parameter '{p.name}' takes no default", node)
+        return ParamDecl(p.name, kind, frozenset(range(len(args))))
+    if origin is Const and args and args[0] in (int, float, bool):
+        return ParamDecl(p.name, "const", const_type=args[0], default=p.default)
+    raise source.error(
+        f"parameter '{p.name}' must be annotated Mut, Ref, Const[int], Const[float] or Const[bool]",
+        node,
+    )
+
+
+def check_body(source: Source, decls: list[ParamDecl], names: dict[str, Any]) -> None:
+    """Refuse what no shape or dtype could make right: rules O1 and O2, words, unknown names.
+
+    Raises:
+        KernelError: at the first offence.
+    """
+    kinds = {d.name: d.kind for d in decls}
+    known = {n.id for n in ast.walk(source.tree) if _is_stored(n)} | set(kinds)
+    stored: set[str] = set()
+    for statement in source.tree.body:
+        for node in ast.walk(statement):
+            message = _FORBIDDEN.get(type(node))
+            if message is not None:
+                raise source.error(message, node)
+            if isinstance(node, ast.Return) and node.value is not None:
+                raise source.error("a kernel returns nothing; store results in a Mut", node)
+            if isinstance(node, ast.Return):
+                raise source.error("return is not available in kernels; use an if", node)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                if node.id not in known and node.id not in names and not _builtin(node.id):
+                    raise source.error(f"'{node.id}' is not defined", node)
+            if isinstance(node, ast.Subscript):
+                _check_subscript(source, node, kinds)
+            if isinstance(node, ast.Call):
+                _check_call(source, node, kinds, stored)
+    for d in decls:
+        if d.kind == "mut" and d.name not in stored and not _escapes(source, d.name):
+            raise source.error(
+                f"O1 exclusive write: Mut '{d.name}' is never stored to; make it a Ref or call "
+                f"{d.name}.store(tile)",
+                source.tree,
+            )
+
+
+def _is_stored(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
+def _builtin(name: str) -> bool:
+    return hasattr(builtins, name)
+
+
+def _check_subscript(source: Source, node: ast.Subscript, kinds: dict[str, str]) -> None:
+    if not isinstance(node.value, ast.Name):
+        if isinstance(node.ctx, ast.Store):
+            raise source.error(
+                "O1 exclusive write: kernels write memory only through y.store(tile) of a Mut",
+                node,
+            )
+        return
+    name = node.value.id
+    kind = kinds.get(name)
+    if isinstance(node.ctx, ast.Store):
+        if kind == "ref":
+            raise source.error(
+                f"O1 exclusive write: '{name}' is a Ref and cannot be written; make it a Mut and "
+                f"call {name}.store(tile)",
+                node,
+            )
+        raise source.error(
+            f"O2 disjoint pieces: a store takes no index; program i writes piece i: call "
+            f"{name}.store(tile)",
+            node,
+        )
+    if kind == "mut":
+        raise source.error(
+            f"O2 disjoint pieces: a program reaches only its own piece of the Mut '{name}'; use "
+            f"{name}.load() and {name}.store()",
+            node,
+        )
+
+
+def _check_call(source: Source, node: ast.Call, kinds: dict[str, str], stored: set[str]) -> None:
+    f = node.func
+    if not isinstance(f, ast.Attribute) or not isinstance(f.value, ast.Name):
+        return
+    kind = kinds.get(f.value.id)
+    if f.attr != "store" or kind is None:
+        return
+    if kind == "ref":
+        raise source.error(
+            f"O1 exclusive write: '{f.value.id}' is a Ref and cannot be stored to; make it a Mut",
+            node,
+        )
+    if kind == "mut" and (len(node.args) != 1 or node.keywords):
+        raise source.error(
+            f"O2 disjoint pieces: {f.value.id}.store(tile) takes the tile and no index; program i "
+            "writes piece i",
+            node,
+        )
+    stored.add(f.value.id)
+
+
+def _escapes(source: Source, name: str) -> bool:
+    """Whether a Mut is passed on to an inlined function or renamed, which may store to it."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call):
+            if any(isinstance(a, ast.Name) and a.id == name for a in node.args):
+                return True
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            if node.value.id == name:
+                return True
+    return False

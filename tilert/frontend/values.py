@@ -1,0 +1,63 @@
+"""What names stand for while a kernel is traced, besides plain Python constants and IR values."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilert.ir import Param, Value
+
+__all__ = ["BoundMethod", "MutArg", "RefArg", "Span", "TileIndex", "describe"]
+
+
+@dataclass(frozen=True)
+class TileIndex:
+    """The number of a block of `size` elements along an axis."""
+
+    number: "Value | int"
+    size: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """A window of `size` elements that begins at any scalar `start`."""
+
+    start: "Value | int"
+    size: int
+
+
+@dataclass(frozen=True)
+class RefArg:
+    """A `Ref` parameter."""
+
+    param: Param
+
+
+@dataclass(frozen=True)
+class MutArg:
+    """A `Mut` parameter."""
+
+    param: Param
+
+
+@dataclass(frozen=True)
+class BoundMethod:
+    """`value.name`, about to be called."""
+
+    owner: Any
+    name: str
+
+
+def describe(x: Any) -> str:
+    """What a person would call a traced value."""
+    if isinstance(x, Value):
+        return f"a {x.dtype.name} scalar" if not x.shape else f"a tile {x.type}"
+    if isinstance(x, TileIndex):
+        return f"a tile index of size {x.size}"
+    if isinstance(x, Span):
+        return "a span"
+    if isinstance(x, RefArg):
+        return f"the array '{x.param.name}'"
+    if isinstance(x, MutArg):
+        return f"the Mut '{x.param.name}'"
+    if isinstance(x, BoundMethod):
+        return f"the method .{x.name}"
+    return f"{type(x).__name__} {x!r}"

@@ -1,0 +1,237 @@
+"""The meaning of the language's functions and methods as operations."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tilert.dtypes import DType, i32
+from tilert.frontend.builder import Builder
+from tilert.frontend.values import MutArg, RefArg, Span, TileIndex, describe
+from tilert.ir import Value
+from tilert.ops import TypeRuleError, make
+
+__all__ = ["FUNCTIONS", "METHODS", "attribute"]
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    if isinstance(shape, int):
+        shape = (shape,)
+    if not isinstance(shape, tuple) or not all(isinstance(n, int) and n > 0 for n in shape):
+        raise TypeRuleError(f"a shape is a tuple of positive compile-time ints, got {shape!r}")
+    return shape
+
+
+def _dtype(dtype: Any) -> DType:
+    if not isinstance(dtype, DType):
+        raise TypeRuleError(f"expected a dtype such as f32, got {describe(dtype)}")
+    return dtype
+
+
+def _static_int(x: Any, what: str) -> int:
+    if not isinstance(x, int) or isinstance(x, bool):
+        raise TypeRuleError(f"{what} must be a compile-time int, got {describe(x)}")
+    return x
+
+
+def _full(b: Builder, shape: Any, value: Any, dtype: Any) -> Value:
+    return b.broadcast(b.cast(b.value(value, _dtype(dtype)), _dtype(dtype)), _shape(shape))
+
+
+def _zeros(b: Builder, shape: Any, dtype: Any) -> Value:
+    return _full(b, shape, 0 if not _dtype(dtype).name == "bool" else False, dtype)
+
+
+def _iota(b: Builder, size: Any) -> Value:
+    return b.emit("iota", size=_shape(_static_int(size, "the size"))[0])
+
+
+def _span(_: Builder, start: Any, size: Any) -> Span:
+    if not isinstance(start, Value | int):
+        raise TypeRuleError(f"a span starts at an integer scalar, got {describe(start)}")
+    return Span(start, _shape(_static_int(size, "the size"))[0])
+
+
+def _mma(b: Builder, x: Any, y: Any, acc: Any) -> Value:
+    return b.emit("mma", b.value(x), b.value(y), b.value(acc))
+
+
+def _cdiv(b: Builder, x: Any, y: Any) -> "Value | int":
+    if isinstance(x, int) and isinstance(y, int):
+        return -(-x // y)
+    return b.binary("floordiv", b.binary("add", x, b.binary("sub", y, 1)), y)
+
+
+def _bitcast(b: Builder, x: Any, dtype: Any) -> Value:
+    return b.emit("bitcast", b.value(x), dtype=_dtype(dtype))
+
+
+def _mean(b: Builder, x: Any, axis: Any = None, keepdims: Any = False) -> Value:
+    v = b.value(x)
+    total = b.reduce("sum", v, axis, keepdims)
+    count = v.type.numel // max(total.type.numel, 1)
+    return b.binary("mul", total, 1.0 / count)
+
+
+def _minimum(b: Builder, x: Any, y: Any) -> Any:
+    if isinstance(x, int | float) and isinstance(y, int | float):
+        return min(x, y)
+    return b.binary("minimum", x, y)
+
+
+def _maximum(b: Builder, x: Any, y: Any) -> Any:
+    if isinstance(x, int | float) and isinstance(y, int | float):
+        return max(x, y)
+    return b.binary("maximum", x, y)
+
+
+def _extreme(kind: str, two: Callable[[Builder, Any, Any], Any]) -> Callable[..., Any]:
+    def word(b: Builder, x: Any, axis: Any = None, keepdims: Any = False) -> Any:
+        if isinstance(axis, Value) or not isinstance(x, Value):
+            return two(b, x, axis)
+        return b.reduce(kind, x, axis, keepdims)
+
+    return word
+
+
+def _argmax(b: Builder, x: Any, axis: Any) -> Value:
+    return b.reduce("argmax", b.value(x), _static_int(axis, "the axis"), False)
+
+
+def _sum(b: Builder, x: Any, axis: Any = None, keepdims: Any = False) -> Value:
+    return b.reduce("sum", b.value(x), axis, keepdims)
+
+
+def _unary(name: str) -> Callable[[Builder, Any], Value]:
+    return lambda b, x: b.unary(name, x)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "zeros": _zeros,
+    "full": _full,
+    "iota": _iota,
+    "span": _span,
+    "mma": _mma,
+    "cdiv": _cdiv,
+    "bitcast": _bitcast,
+    "mean": _mean,
+    "minimum": _minimum,
+    "maximum": _maximum,
+    "max": _extreme("max", _maximum),
+    "min": _extreme("min", _minimum),
+    "argmax": _argmax,
+    "sum": _sum,
+    "where": lambda b, c, x, y: b.select(c, x, y),
+    **{
+        name: _unary(name)
+        for name in [
+            "exp",
+            "exp2",
+            "log",
+            "log2",
+            "sqrt",
+            "rsqrt",
+            "sin",
+            "cos",
+            "tanh",
+            "floor",
+            "abs",
+        ]
+    },
+}
+
+
+# -- methods and attributes ------------------------------------------------------------------
+
+
+def _to(b: Builder, x: Value, dtype: Any) -> Value:
+    return b.cast(x, _dtype(dtype))
+
+
+def _reshape(b: Builder, x: Value, *shape: Any) -> Value:
+    flat = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+    if not all(isinstance(n, int) for n in flat):
+        raise TypeRuleError("reshape takes compile-time ints")
+    return b.reshape(x, tuple(flat))
+
+
+def _ref_load(b: Builder, ref: RefArg, *index: Any, fill: Any = 0) -> Value:
+    return b.load(ref, index, fill)
+
+
+def _tile_like(b: Builder, ref: RefArg, other: Any, axis: Any = None) -> Value:
+    if not isinstance(other, MutArg):
+        raise TypeRuleError(f"tile_like takes a Mut, got {describe(other)}")
+    index = piece_index(b, other)
+    return b.load(ref, index if axis is None else (index[_static_int(axis, "the axis")],), 0)
+
+
+def _mut_load(b: Builder, mut: MutArg) -> Value:
+    return b.emit("load_piece", param=mut.param)
+
+
+def _mut_store(b: Builder, mut: MutArg, tile: Any) -> None:
+    param = mut.param
+    v = b.value(tile, param.dtype)
+    if v.dtype.is_float and param.dtype.is_float:
+        v = b.cast(v, param.dtype)
+    if not v.shape and param.tile is not None:
+        v = b.broadcast(v, param.tile)
+    b.append(make("store_piece", [v], param=param))
+
+
+METHODS: dict[tuple[type, str], Callable[..., Any]] = {
+    (Value, "to"): _to,
+    (Value, "reshape"): _reshape,
+    (RefArg, "load"): _ref_load,
+    (RefArg, "tile_like"): _tile_like,
+    (MutArg, "load"): _mut_load,
+    (MutArg, "store"): _mut_store,
+}
+
+
+def piece_index(b: Builder, mut: MutArg) -> tuple[TileIndex, ...]:
+    """Where this program's piece is, one tile index an axis."""
+    param = mut.param
+    tile = param.tile or ()
+    out = []
+    for axis, size in enumerate(tile):
+        n = param.shape[axis]
+        single = n is not None and n <= size and not (param.indexed and axis == 0)
+        number = b.const(0, i32) if single else b.emit("program", axis=axis)
+        out.append(TileIndex(number, size))
+    return tuple(out)
+
+
+def _mut_attribute(b: Builder, mut: MutArg, name: str) -> Any:
+    if name == "index":
+        return piece_index(b, mut)
+    if name == "shape":
+        return mut.param.tile
+    if name == "array_shape":
+        return tuple(b.extent(mut, i) for i in range(len(mut.param.shape)))
+    return mut.param.dtype if name == "dtype" else None
+
+
+def attribute(b: Builder, owner: Any, name: str) -> Any:
+    """The value of `owner.name`, or None where there is no such attribute."""
+    if isinstance(owner, Value):
+        if name == "T":
+            return b.emit("transpose", owner)
+        return {"shape": owner.shape, "dtype": owner.dtype}.get(name)
+    if isinstance(owner, TileIndex):
+        start = lambda: b.binary("mul", owner.number, owner.size)  # noqa: E731
+        if name == "number":
+            return owner.number
+        if name == "size":
+            return owner.size
+        if name == "start":
+            return start()
+        if name == "offsets":
+            return b.binary("add", b.emit("iota", size=owner.size), start())
+        return None
+    if isinstance(owner, RefArg):
+        if name == "shape":
+            return tuple(b.extent(owner, i) for i in range(len(owner.param.shape)))
+        return owner.param.dtype if name == "dtype" else None
+    if isinstance(owner, MutArg):
+        return _mut_attribute(b, owner, name)
+    return None

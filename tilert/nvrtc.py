@@ -1,0 +1,111 @@
+"""CUDA C++ to machine code with NVRTC. Needs no GPU and no CUDA headers."""
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tilert.errors import CompileError
+
+__all__ = ["OPTIONS", "Resources", "compile", "resources", "version"]
+
+OPTIONS = ("--std=c++17", "-default-device")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the assembler says a kernel uses, per thread except for `shared_bytes`.
+
+    Attributes:
+        registers: 32-bit registers.
+        spill_stores, spill_loads: bytes moved to and from local memory for want of registers.
+        shared_bytes: static shared memory of a block.
+    """
+
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    shared_bytes: int
+
+
+@functools.cache
+def _nvrtc() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as error:
+        raise CompileError(
+            f"NVRTC cannot be loaded ({error}); install it with `pip install nvidia-cuda-nvrtc"
+            " cuda-bindings`"
+        ) from None
+    return nvrtc
+
+
+def version() -> str:
+    """NVRTC's version, such as "13.0"."""
+    _, major, minor = _nvrtc().nvrtcVersion()
+    return f"{major}.{minor}"
+
+
+def compile(text: str, entry: str, arch: str) -> bytes:
+    """The cubin of CUDA C++ source for a real architecture such as "sm_90a".
+
+    Args:
+        entry: name of the kernel, for messages.
+
+    Raises:
+        CompileError: with the compiler's log if it refuses the source, or if NVRTC is missing.
+    """
+    cubin, _ = _compile(text, entry, arch, ())
+    return cubin
+
+
+def resources(text: str, entry: str, arch: str) -> Resources:
+    """What the compiled kernel uses.
+
+    Raises:
+        CompileError: as `compile`, or if the assembler reports nothing.
+    """
+    _, log = _compile(text, entry, arch, ("--ptxas-options=--verbose",))
+    registers = re.search(r"Used (\d+) registers", log)
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    shared = re.search(r"(\d+) bytes smem", log)
+    if registers is None or spills is None:
+        raise CompileError(f"kernel '{entry}': the assembler reported no resources:\n{log}")
+    return Resources(
+        int(registers[1]),
+        int(spills[1]),
+        int(spills[2]),
+        int(shared[1]) if shared is not None else 0,
+    )
+
+
+def _compile(text: str, entry: str, arch: str, extra: tuple[str, ...]) -> tuple[bytes, str]:
+    nvrtc = _nvrtc()
+    ok = nvrtc.nvrtcResult.NVRTC_SUCCESS
+
+    def checked(name: str, *args: Any) -> Any:
+        status, *values = getattr(nvrtc, name)(*args)
+        if status != ok:
+            _, reason = nvrtc.nvrtcGetErrorString(status)
+            raise CompileError(f"kernel '{entry}': {name} failed: {reason.decode()}")
+        return values[0] if values else None
+
+    program = checked("nvrtcCreateProgram", text.encode(), f"{entry}.cu".encode(), 0, [], [])
+    try:
+        options = [f"--gpu-architecture={arch}", *OPTIONS, *extra]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+        log = b" " * checked("nvrtcGetProgramLogSize", program)
+        checked("nvrtcGetProgramLog", program, log)
+        shown = log.rstrip(b"\0 \n").decode(errors="replace")
+        if status != ok:
+            _, reason = nvrtc.nvrtcGetErrorString(status)
+            raise CompileError(
+                f"kernel '{entry}' does not compile for {arch} ({reason.decode()}):\n{shown}"
+            )
+        cubin = b" " * checked("nvrtcGetCUBINSize", program)
+        checked("nvrtcGetCUBIN", program, cubin)
+        return cubin, shown
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)

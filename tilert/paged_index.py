@@ -1,0 +1,233 @@
+"""Paged slots: index maps whose uniqueness follows from who owns a page (rule O7).
+
+A paged array has `num_pages * page_size` rows, called slots. A page table gives pages to rows of a
+batch; position p of a row lives in slot `page * page_size + p % page_size`, where `page` is entry
+`p // page_size` of the row. Slots of distinct (row, position) pairs are distinct, because
+
+- a page belongs to at most one row, once: `PageTable.set_pages` refuses anything else; so two rows
+  share no slot, and two positions of a row in different pages share none;
+- two positions of a row in one page differ in their offset.
+
+`PageTable.slots` takes consecutive positions of one row. `DecodeIndex` takes one position of each
+of several rows, which `set_rows` checks to be distinct, and computes the slots on the device.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilert.annotations import Const, Mut, Ref
+from tilert.array import Array, from_numpy
+from tilert.dtypes import i32
+from tilert.errors import OwnershipError
+from tilert.index_map import IndexMap, UniqueIndex
+from tilert.kernel import kernel
+from tilert.language import where
+
+if TYPE_CHECKING:
+    from tilert.device import Device
+
+__all__ = ["DecodeIndex", "PageTable", "paged_slots"]
+
+_TABLE = "O7 indexed pieces: a page table is changed through set_pages and clear"
+_ROWS = "O7 indexed pieces: the rows of a decode index are changed through set_rows"
+
+
+@kernel
+def paged_slots(slots: Mut, rows: Ref, positions: Ref, table: Ref, page_size: Const[int]):
+    """Slot of one position in each row, or -1 without a row or a page.
+
+    slots, rows, positions: i32[n]. table: i32[max_rows, max_pages_per_row].
+    """
+    (i,) = slots.index
+    position = positions[i.start]
+    # A negative row or position, and one past the table, reads as no page.
+    page = table.load(rows[i.start], position // page_size, fill=-1)
+    slot = where(page < 0, -1, page * page_size + position % page_size)
+    slots.store(slot.reshape(slots.shape))
+
+
+class PageTable:
+    """Which pages belong to which row, on the host and on the device.
+
+    Attributes:
+        num_pages, page_size: the paged array has num_pages * page_size slots.
+    """
+
+    def __init__(
+        self, num_pages: int, page_size: int, max_rows: int, max_pages_per_row: int, dev: "Device"
+    ) -> None:
+        if min(num_pages, page_size, max_rows, max_pages_per_row) < 1:
+            raise ValueError("a page table needs at least one page, slot, row and entry")
+        if num_pages * page_size > np.iinfo(np.int32).max:
+            raise ValueError(f"{num_pages} pages of {page_size} slots do not fit in 32 bits")
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.device = dev
+        self._owner = np.full(num_pages, -1, np.int64)
+        self._pages = np.full((max_rows, max_pages_per_row), -1, np.int32)
+        self._table = from_numpy(self._pages, dev)
+
+    @property
+    def table(self) -> Array:
+        """i32[max_rows, max_pages_per_row], -1 where a row has no page; read-only."""
+        return self._table.as_readonly(_TABLE)
+
+    @property
+    def num_slots(self) -> int:
+        """Rows of the paged array."""
+        return self.num_pages * self.page_size
+
+    def set_pages(self, row: int, pages: Sequence[int]) -> None:
+        """Give a row exactly these pages, in the order of its positions.
+
+        Work enqueued earlier still sees the row's previous pages.
+
+        Raises:
+            OwnershipError: if a page belongs to another row or is given twice; nothing changes.
+            IndexError: if the row or a page does not exist.
+            ValueError: if there are more pages than a row holds.
+        """
+        self._check_row(row)
+        if len(pages) > self._pages.shape[1]:
+            raise ValueError(
+                f"row {row} holds at most {self._pages.shape[1]} pages, got {len(pages)}"
+            )
+        seen: set[int] = set()
+        for page in pages:
+            if not 0 <= page < self.num_pages:
+                raise IndexError(f"there is no page {page}: the table has {self.num_pages}")
+            if page in seen:
+                raise OwnershipError(f"O7 indexed pieces: page {page} is given twice to row {row}")
+            if self._owner[page] not in (-1, row):
+                raise OwnershipError(
+                    f"O7 indexed pieces: page {page} belongs to row {self._owner[page]} and cannot"
+                    f" be given to row {row}; clear that row first"
+                )
+            seen.add(page)
+        self._owner[self._owner == row] = -1
+        entries = np.full(self._pages.shape[1], -1, np.int32)
+        entries[: len(pages)] = pages
+        self._owner[list(pages)] = row
+        if not np.array_equal(entries, self._pages[row]):
+            self._pages[row] = entries
+            self._table[row].copy_from(entries)
+
+    def clear(self, row: int) -> None:
+        """Take all pages from a row.
+
+        Raises:
+            IndexError: if there is no such row.
+        """
+        self.set_pages(row, ())
+
+    def pages(self, row: int) -> list[int]:
+        """The pages of a row, in the order of its positions."""
+        self._check_row(row)
+        return [int(page) for page in self._pages[row] if page >= 0]
+
+    def slots(self, row: int, start: int, count: int) -> UniqueIndex:
+        """The slots of positions start..start+count-1 of a row, -1 where it has no page.
+
+        They are those of the row's present pages; later changes to the table do not reach them.
+
+        Raises:
+            IndexError: if there is no such row.
+            ValueError: if `start` or `count` is negative.
+        """
+        self._check_row(row)
+        if start < 0 or count < 0:
+            raise ValueError(f"positions {start}..{start + count - 1} are negative")
+        positions = np.arange(start, start + count, dtype=np.int64)
+        entries = positions // self.page_size
+        inside = entries < self._pages.shape[1]
+        page = np.where(inside, self._pages[row][np.where(inside, entries, 0)], -1)
+        slot = np.where(page < 0, -1, page * self.page_size + positions % self.page_size)
+        return UniqueIndex.trusted(slot.astype(np.int32), self.device)
+
+    def decode_index(self, size: int) -> "DecodeIndex":
+        """A map for one position in each of up to `size` rows, computed on the device."""
+        return DecodeIndex(self, size)
+
+    def check_rows(self, rows: np.ndarray[Any, Any]) -> None:
+        """Refuse rows that are not distinct, apart from negative ones.
+
+        Raises:
+            OwnershipError: if a row occurs twice.
+            IndexError: if a row does not exist.
+        """
+        real = np.sort(rows[rows >= 0])
+        twice = np.flatnonzero(real[1:] == real[:-1])
+        if twice.size:
+            raise OwnershipError(
+                f"O7 indexed pieces: row {real[twice[0]]} occurs twice; the slots of one position"
+                " in each row are distinct only if the rows are"
+            )
+        if real.size and real[-1] >= len(self._pages):
+            raise IndexError(f"there is no row {real[-1]}: the table has {len(self._pages)}")
+
+    def _check_row(self, row: int) -> None:
+        if not 0 <= row < len(self._pages):
+            raise IndexError(f"there is no row {row}: the table has {len(self._pages)}")
+
+
+class DecodeIndex(IndexMap):
+    """Slots of one position in each of several distinct rows; see the module for the proof.
+
+    `update` computes all of them from one state of the table, so they stay unique among themselves
+    when the table changes afterwards.
+    """
+
+    def __init__(self, table: PageTable, size: int) -> None:
+        if size < 1:
+            raise ValueError(f"a decode index needs at least one entry, got {size}")
+        nothing = np.full(size, -1, np.int32)
+        super().__init__(from_numpy(nothing, table.device), table.num_slots)
+        self._page_table = table
+        self._rows = from_numpy(nothing, table.device)
+
+    @property
+    def rows(self) -> Array:
+        """i32[size]: row of each entry, -1 for none; read-only."""
+        return self._rows.as_readonly(_ROWS)
+
+    def set_rows(self, rows: Sequence[int] | np.ndarray[Any, Any]) -> None:
+        """Choose the row of each entry; missing and negative ones are none.
+
+        Entries keep their slots until the next `update`.
+
+        Raises:
+            OwnershipError: if a row occurs twice.
+            IndexError: if a row does not exist.
+            ValueError: if there are more rows than entries.
+        """
+        wanted = np.asarray(rows, dtype=np.int64)
+        if wanted.ndim != 1 or len(wanted) > len(self):
+            raise ValueError(
+                f"a decode index of {len(self)} entries got rows of shape {list(wanted.shape)}"
+            )
+        self._page_table.check_rows(wanted)
+        entries = np.full(len(self), -1, np.int32)
+        entries[: len(wanted)] = np.maximum(wanted, -1)
+        self._rows.copy_from(entries)
+
+    def update(self, positions: Array) -> None:
+        """Enqueue computing the slots; may be captured.
+
+        Args:
+            positions: i32[size], the position in each entry's row.
+
+        Raises:
+            ValueError: if it has another shape or dtype.
+            MovedError: if an op holds it, or a pending op uses this map's entries.
+        """
+        if positions.shape != (len(self),) or positions.dtype != i32:
+            raise ValueError(
+                f"positions must be i32[{len(self)}], got {positions.dtype.name}"
+                f"{list(positions.shape)}"
+            )
+        table = self._page_table
+        paged_slots(
+            self._entries.partition(1), self._rows, positions, table.table, table.page_size
+        ).run()

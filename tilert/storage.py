@@ -1,0 +1,75 @@
+"""Storage: one owned block of device memory and the record of what has moved out of it (O5)."""
+
+from typing import TYPE_CHECKING
+
+from tilert.ownership import Hold, Place, Region, check_free
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tilert.device import Device
+
+__all__ = ["Lease", "Storage"]
+
+
+class Storage:
+    """A block of memory shared by the arrays that view it; freed with the last of them.
+
+    Attributes:
+        address: of the first byte, in the device's address space.
+        host: the bytes as uint8[nbytes] where the host may touch them (cpu), else None.
+        holds: regions that partitions and ops hold at present.
+    """
+
+    __slots__ = ("__weakref__", "address", "block", "device", "holds", "host", "nbytes")
+
+    def __init__(self, device: "Device", nbytes: int) -> None:
+        self.device = device
+        self.nbytes = nbytes
+        self.block = device.allocate(nbytes)
+        self.address: int = self.block.address
+        self.host: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = self.block.host
+        # A dict for its atomic insert and remove: leases end in finalisers, in any thread.
+        self.holds: dict[Hold, None] = {}
+
+    def check_free(self, region: Region) -> None:
+        """Rule O5 before a use of `region`.
+
+        Raises:
+            MovedError: if an op or a partition holds part of it.
+        """
+        if self.holds:
+            check_free(list(self.holds), region)
+
+    def lease(self, region: Region, place: Place) -> "Lease":
+        """Move `region` out: its uses fail until the lease is released or dropped.
+
+        Raises:
+            MovedError: if part of it has moved already.
+        """
+        with self.device.lock:
+            self.check_free(region)
+            return Lease(self, Hold(region, None, place))
+
+
+class Lease:
+    """The right to a region. Dropping it gives the region back."""
+
+    __slots__ = ("_storage", "hold")
+
+    def __init__(self, storage: Storage, hold: Hold) -> None:
+        self._storage = storage
+        self.hold = hold
+        storage.holds[hold] = None
+
+    @property
+    def live(self) -> bool:
+        """Whether the region is still held through this lease."""
+        return self.hold in self._storage.holds
+
+    def release(self) -> None:
+        """Give the region back; doing it again does nothing."""
+        self._storage.holds.pop(self.hold, None)
+
+    def __del__(self) -> None:
+        self.release()
