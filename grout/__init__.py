@@ -1,6 +1,7 @@
 """The decode engine: requests, KV pages, scheduling, step graphs."""
 
 from grout.config import EngineConfig
+from grout.engine import Engine
 from grout.errors import (
     ConfigError,
     EngineClosed,
@@ -15,11 +16,13 @@ from grout.errors import (
     RequestError,
     StepFailed,
 )
+from grout.loading import create_engine
 from grout.request import Delta, FinishReason, SamplingParams
 
 __all__ = [
     "ConfigError",
     "Delta",
+    "Engine",
     "EngineClosed",
     "EngineConfig",
     "EngineDead",
@@ -34,4 +37,5 @@ __all__ = [
     "RequestError",
     "SamplingParams",
     "StepFailed",
+    "create_engine",
 ]

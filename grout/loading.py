@@ -69,7 +69,7 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Eng
     transformer = _load(model, device, dtype, limit, config.seed or 0, report)
 
     chunk = config.chunk(device.kind)
-    step = step_bytes(config, model.config, chunk, dtype.itemsize)
+    step = step_bytes(config, model.config, device.kind, dtype.itemsize)
     plan = plan_cache(
         config,
         limit,

@@ -37,9 +37,10 @@ class _Pending:
 class StepLoop:
     """Drives scheduler and runner. Not thread-safe: one thread calls everything here.
 
-    On a device that works beside the host one step runs ahead: while the batch keeps its members, step n + 1 is enqueued before the ids
-    of step n are read, so the host's work hides behind the device's. A sequence that turns out to
-    have ended in step n leaves a surplus token in step n + 1, which is dropped.
+    On a device that works beside the host one step runs ahead: while the batch keeps its members,
+    step n + 1 is enqueued before the ids of step n are read, so the host's work hides behind the
+    device's. A sequence that turns out to have ended in step n leaves a surplus token in step
+    n + 1, which is dropped.
     """
 
     def __init__(self, scheduler: Scheduler, runner: Runner) -> None:

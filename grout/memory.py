@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from grout.config import CPU_MAX_MODEL_LEN, EngineConfig
 from grout.errors import ConfigError, OutOfMemory
+from grout.runner import bucket
 from models.config import ModelConfig
+from models.tiling import tiling
 from models.weights import parameter_count
 
 CPU_CACHE_BYTES = 2 * 2**30
@@ -54,16 +56,20 @@ def check_weights(model: ModelConfig, itemsize: int, available: int, where: str)
         )
 
 
-def step_bytes(config: EngineConfig, model: ModelConfig, chunk: int, itemsize: int) -> int:
+def step_bytes(config: EngineConfig, model: ModelConfig, kind: str, itemsize: int) -> int:
     """An upper estimate of a step's activations and logits, in bytes.
 
-    Counts the residual stream and its norms (4 hidden), queries, keys, values and their outputs,
-    the feed-forward's three arrays, and float32 logits with a copy for the sampler.
+    Counts the residual stream and its norm (2 hidden), queries, keys, values and their outputs,
+    the feed-forward's array, the partial results of split decode attention, and float32 logits.
+    Memory comes in powers of two of tokens and slots.
     """
-    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    row = 4 * model.hidden_size + heads + 3 * model.intermediate_size
-    slots = 2 * config.max_num_seqs + 1
-    return (chunk + slots) * row * itemsize + 2 * slots * model.vocab_size * 4
+    heads = (3 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    row = 2 * model.hidden_size + heads + model.intermediate_size
+    splits = tiling(kind).decode_attention(1, model.num_kv_heads).splits
+    partial = splits * model.num_heads * (model.head_dim + 2) * 4
+    slots = bucket(config.max_num_seqs) + 1
+    chunk = bucket(config.chunk(kind))
+    return (chunk + slots) * row * itemsize + slots * (partial + model.vocab_size * 4)
 
 
 def cache_budget(config: EngineConfig, kind: str, free: int, total: int, step: int) -> int:

@@ -61,6 +61,8 @@ def resolve(
     report = progress or _to_stderr
     if model is None:
         return _resolve_default(report)
+    if not model.strip():
+        raise LoadError("the name of the model is empty; leave it out for the default model")
     path = Path(model).expanduser()
     if path.is_file():
         return _local_file(path)

@@ -164,7 +164,7 @@ LLAMA = {
     "num_hidden_layers": 2,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
-    "intermediate_size": 112,
+    "intermediate_size": 80,
     "vocab_size": 288,
     "max_position_embeddings": 256,
     "tie_word_embeddings": True,

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from grout.errors import (
     EngineClosed,
@@ -134,6 +135,38 @@ def _from_http(request: Request, error: HTTPException) -> ApiError:
     return ApiError(error.status_code, f"{phrase}: {where}.", code=None, headers=error.headers)
 
 
+class _LastResort:
+    """ASGI middleware: a bug in a route becomes a logged 500.
+
+    Starlette's own handler raises the exception again, and the server then drops the connection.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watch(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        except Exception:
+            if started:
+                raise  # half a response: only dropping the connection tells the client
+            logger.exception("a request failed")
+            error = ApiError(
+                500,
+                "The server failed on this request; its log has the details.",
+                code="internal_error",
+                kind=SERVER_ERROR,
+            )
+            await error_response(error)(scope, receive, send)
+
+
 def install(app: FastAPI) -> None:
     """Make every error of `app` leave with OpenAI's body."""
 
@@ -150,17 +183,7 @@ def install(app: FastAPI) -> None:
     async def on_disconnect(_: Request, __: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it
 
-    async def on_exception(_: Request, __: Exception) -> Response:
-        return error_response(
-            ApiError(
-                500,
-                "The server failed on this request; its log has the details.",
-                code="internal_error",
-                kind=SERVER_ERROR,
-            )
-        )
-
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(ClientDisconnect, on_disconnect)
-    app.add_exception_handler(Exception, on_exception)
+    app.add_middleware(_LastResort)

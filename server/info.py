@@ -9,8 +9,11 @@ from typing import Any
 import huggingface_hub.constants
 
 import tilert
+from grout.config import EngineConfig
+from models import default_model
 from server.cli import version
 from server.origin import check_origin
+from tilert import disk_cache
 
 __all__ = ["collect", "info"]
 
@@ -32,12 +35,11 @@ def info(options: argparse.Namespace) -> int:
         print(f"{device['device']:10} {details}")
     if facts["no_cuda"]:
         print(f"{'cuda':10} none: {facts['no_cuda']}")
-    print(
-        "versions   " + ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
-    )
+    versions = (f"{name} {number or 'missing'}" for name, number in facts["versions"].items())
+    print(f"{'versions':10} {', '.join(versions)}")
     for name, folder in facts["caches"].items():
         print(f"{name:10} {folder}")
-    print(f"model      {facts['model']['id']} on {facts['model']['device']}")
+    print(f"{'model':10} {' '.join(facts['model'].values())}")
     return 0
 
 
@@ -45,6 +47,7 @@ def collect(model: str | None) -> dict[str, Any]:
     """Return the facts as JSON-ready values; looks at devices, loads nothing."""
     home = check_origin()
     devices, no_cuda = _devices()
+    best = devices[min(1, len(devices) - 1)]  # the first GPU, as "auto" chooses
     return {
         "grout": version(),
         "folder": str(home),
@@ -53,9 +56,15 @@ def collect(model: str | None) -> dict[str, Any]:
         "no_cuda": no_cuda,
         "versions": _versions(),
         "caches": {
-            "models": huggingface_hub.constants.HF_HUB_CACHE,
+            "hub": huggingface_hub.constants.HF_HUB_CACHE,
+            "grout": str(default_model.cache_folder()),
+            "kernels": str(disk_cache.folder()),
         },
-        "model": {"id": model, "device": devices[-1]["device"]},
+        "model": {
+            "id": model or default_model.HUB_ID,
+            "device": best["device"],
+            "dtype": EngineConfig().resolve(best["kind"]).dtype,
+        },
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import grout
 from server.cli import ENGINE_OPTIONS
+from server.protocol import ClosableEngine
 
 __all__ = ["engine_options", "open_engine"]
 
@@ -16,14 +17,14 @@ def engine_options(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ENGINE_OPTIONS if hasattr(options, name)}
 
 
-def open_engine(options: argparse.Namespace, **defaults: Any) -> grout.Engine:
+def open_engine(options: argparse.Namespace, **defaults: Any) -> ClosableEngine:
     """Return a running engine, after saying on stderr what it is made of."""
     config = grout.EngineConfig(model=options.model, **{**defaults, **engine_options(options)})
     started = time.monotonic()
-    _say(f"resolving model {options.model or '(default)'}")
-    engine = grout.create_engine(config)
+    _say(f"opening {options.model or 'the default model'}")
+    engine: ClosableEngine = grout.create_engine(config, progress=_say)
     seconds = time.monotonic() - started
-    _say(f"loaded {engine.model_id} in {seconds:.1f} s; context {engine.max_model_len} tokens")
+    _say(f"loaded {engine.model_id} in {seconds:.1f} s")
     return engine
 
 

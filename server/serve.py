@@ -1,11 +1,13 @@
 """`grout serve`: a model over HTTP until it is told to stop."""
 
 import argparse
+import contextlib
 import json
 import logging
 import shlex
 import signal
 import socket
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -30,9 +32,7 @@ def serve(options: argparse.Namespace) -> int:
     if options.api_key == "":
         raise CommandError("--api-key is empty; leave it out to serve without one")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    # uvicorn raises a signal again once it has stopped, and SIGTERM would then skip the close.
-    signal.signal(signal.SIGTERM, _interrupt)
-    with bind(options.host, options.port) as listener:
+    with _sigterm_interrupts(), bind(options.host, options.port) as listener:
         engine = open_engine(options)
         try:
             _run(engine, listener, options.host, options.api_key)
@@ -105,5 +105,15 @@ def _ready_text(engine: ServingEngine, host: str, port: int, needs_key: bool) ->
     )
 
 
-def _interrupt(_: int, __: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Make SIGTERM act as Ctrl-C: uvicorn raises it again at its end, before the engine closes."""
+
+    def interrupt(_: int, __: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -64,9 +64,7 @@ class Conversation:
                 return
             if text == "/clear":
                 self._messages = list(self._start)
-            elif (
-                text.startswith("/") and " " not in text and not text.startswith(("/think", "/no_"))
-            ):
+            elif text.startswith("/") and " " not in text and text not in SOFT_SWITCHES:
                 print(f"there is no command {text}; there are /clear and /exit")
             elif text:
                 self._turn(text)

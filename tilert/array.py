@@ -184,7 +184,7 @@ class Array:
         )
 
     @property
-    def T(self) -> "Array":  # noqa: N802 - the name that NumPy gave it
+    def T(self) -> "Array":
         """A view with the axes in reverse order."""
         return self._view(self.shape[::-1], self.strides[::-1], self.offset)
 

@@ -1,6 +1,7 @@
 """Element types of arrays and tiles."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -40,7 +41,7 @@ class DType:
         return self.bits // 8
 
     @property
-    def numpy(self) -> np.dtype:  # type: ignore[type-arg]
+    def numpy(self) -> np.dtype[Any]:
         """The NumPy dtype that stores it (bf16 through ml_dtypes)."""
         return _NUMPY[self.name]
 
@@ -67,7 +68,7 @@ u32 = DType("u32", "u", 32)
 u8 = DType("u8", "u", 8)
 bool_ = DType("bool", "b", 8)
 
-_NUMPY: dict[str, np.dtype] = {  # type: ignore[type-arg]
+_NUMPY: dict[str, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "f16": np.dtype(np.float16),
@@ -80,7 +81,7 @@ _NUMPY: dict[str, np.dtype] = {  # type: ignore[type-arg]
 _BY_NUMPY = {_NUMPY[dtype.name]: dtype for dtype in (f32, bf16, f16, i64, i32, u32, u8, bool_)}
 
 
-def dtype_of(dtype: np.dtype) -> DType:  # type: ignore[type-arg]
+def dtype_of(dtype: np.dtype[Any]) -> DType:
     """The tilert dtype of a NumPy dtype.
 
     Raises:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilert.annotations import Const, Mut, Ref
+from tilert.annotations import Const, Dyn, Mut, Ref
 from tilert.array import Array, from_numpy
 from tilert.dtypes import i32
 from tilert.errors import OwnershipError
@@ -35,7 +35,13 @@ _ROWS = "O7 indexed pieces: the rows of a decode index are changed through set_r
 
 
 @kernel
-def paged_slots(slots: Mut, rows: Ref, positions: Ref, table: Ref, page_size: Const[int]):
+def paged_slots(
+    slots: Mut[Dyn],
+    rows: Ref[Dyn],
+    positions: Ref[Dyn],
+    table: Ref[Dyn, Dyn],
+    page_size: Const[int],
+) -> None:
     """Slot of one position in each row, or -1 without a row or a page.
 
     slots, rows, positions: i32[n]. table: i32[max_rows, max_pages_per_row].

@@ -81,7 +81,9 @@ def test_weights_that_do_not_fit_are_refused_before_loading() -> None:
 
 
 def test_a_step_needs_more_for_longer_chunks_and_more_slots() -> None:
-    small = step_bytes(EngineConfig(max_num_seqs=1), QWEN, 64, 2)
-    assert small > 2 * 3 * 151936 * 4
-    assert step_bytes(EngineConfig(max_num_seqs=1), QWEN, 128, 2) > small
-    assert step_bytes(EngineConfig(max_num_seqs=8), QWEN, 64, 2) > small
+    small = step_bytes(EngineConfig(max_num_seqs=1, prefill_chunk=64), QWEN, "cuda", 2)
+    assert small > 2 * 151936 * 4
+    longer = step_bytes(EngineConfig(max_num_seqs=1, prefill_chunk=128), QWEN, "cuda", 2)
+    wider = step_bytes(EngineConfig(max_num_seqs=8, prefill_chunk=64), QWEN, "cuda", 2)
+    assert longer > small
+    assert wider > small

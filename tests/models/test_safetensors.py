@@ -191,14 +191,16 @@ def test_single_file_of_another_name(make_folder: MakeFolder) -> None:
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
     assert open_checkpoint(folder).nbytes > 0
     save_file({"x": np.zeros(1, np.float32)}, folder / "other.safetensors")
-    with pytest.raises(LoadError, match="2 safetensors files, but no model.safetensors.index.json"):
+    with pytest.raises(
+        LoadError, match=r"2 safetensors files, but no model\.safetensors\.index\.json"
+    ):
         open_checkpoint(folder)
 
 
 def test_no_weights(make_folder: MakeFolder) -> None:
     folder = make_folder(qwen3_config())
     (folder / "model.safetensors").unlink()
-    with pytest.raises(LoadError, match="neither model.safetensors nor"):
+    with pytest.raises(LoadError, match=r"neither model\.safetensors nor"):
         open_checkpoint(folder)
 
 

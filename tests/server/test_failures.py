@@ -162,14 +162,13 @@ def test_failing_in_a_stream_raises_in_the_client(
 ) -> None:
     engine.fail_after = 3
     text = ""
-    with (
-        client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "Hi"}], stream=True
-        ) as stream,
-        pytest.raises(openai.APIError, match="Generation failed"),
-    ):
-        for chunk in stream:
-            text += chunk.choices[0].delta.content or ""
+    with client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Hi"}], stream=True
+    ) as stream:
+        for _ in range(4):
+            text += next(stream).choices[0].delta.content or ""
+        with pytest.raises(openai.APIError, match="Generation failed"):
+            next(stream)
     assert text == "".join(engine.reply[:3])
 
 

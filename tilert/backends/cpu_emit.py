@@ -65,6 +65,8 @@ class Emitter:
         self.access: dict[Op, tuple[Access, ...]] = {}
         self.live = _live(function.body)
         self.uses = Counter(a for op in self.live for a in op.args)
+        self._twins = _twins(function.body, self.live)
+        self.uses.update(twin.result for twin in self._twins.values())
         self._names = 0
         self._blocks = 0
         self._constants: dict[tuple[str, Any], str] = {}
@@ -215,7 +217,10 @@ class Emitter:
 
     def emit(self, op: Op) -> None:
         """Emits one operation."""
-        if op.name in ELEMENTWISE:
+        twin = self._twins.get(op)
+        if twin is not None:
+            self.env[op.result] = replace(self.env[twin.result], fresh=-1)
+        elif op.name in ELEMENTWISE:
             self._elementwise(op)
         else:
             _EMIT[op.name](self, op)
@@ -414,6 +419,30 @@ def _live(body: Block) -> set[Op]:
                 live.add(a.op)
                 pending.append(a.op)
     return live
+
+
+def _twins(body: Block, live: set[Op]) -> dict[Op, Op]:
+    """For each pure operation that repeats one whose result is at hand, that one."""
+    twins: dict[Op, Op] = {}
+    same: dict[Value, Value] = {}
+
+    def visit(block: Block, seen: dict[Any, Op]) -> None:
+        for op in block.ops:
+            for region in op.regions:
+                visit(region, dict(seen))
+            if op not in live or not OPS[op.name].pure or len(op.results) != 1:
+                continue
+            attrs = tuple(
+                (k, v.position if isinstance(v, Param) else repr(v))
+                for k, v in sorted(op.attrs.items())
+            )
+            first = seen.setdefault((op.name, attrs, *(same.get(a, a) for a in op.args)), op)
+            if first is not op:
+                twins[op] = first
+                same[op.result] = first.result
+
+    visit(body, {})
+    return twins
 
 
 def generate(

@@ -1,17 +1,22 @@
-"""Turns a loop that only accumulates matrix products over blocks into one product.
+"""Turns a loop that only accumulates products and sums over blocks into one step.
 
 `for k: acc = mma(x[m, k], w[n, k].T, acc)` adds up products of neighbouring blocks, which is the
-product of the wider tiles. The match below finds which axis of every tile in the loop grows.
+product of the wider tiles; so does `total = total + sum(x[m, k], axis=1)`. The match below finds
+which axis of every tile in the loop grows.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tilert.backends.cpu_elementwise import ELEMENTWISE
+from tilert.dtypes import f32
 from tilert.ir import Access, Op, Value
 from tilert.ops import OPS
 
 __all__ = ["Contraction", "match_contraction"]
+
+# Where the grown operands of these are 0, so is the result.
+_KEEPS_ZERO = {"transpose", "cast", "mul", "neg", "abs", "broadcast", "reshape"}
 
 
 @dataclass
@@ -23,7 +28,7 @@ class Contraction:
         access: the accesses of every load that grows, the grown axis being a "span" whose
             start is the constant `start`.
         start: first element of the grown axis.
-        chains: for each carried value, its mma operations, first to last.
+        chains: for each carried value, the operations that add to it, first to last.
     """
 
     shapes: dict[Value, tuple[int, ...]] = field(default_factory=dict)
@@ -33,15 +38,38 @@ class Contraction:
 
 
 def _chain(carried: Value, result: Value, uses: Mapping[Value, int]) -> list[Op] | None:
-    """The mma operations that lead from a carried value to what the loop yields for it."""
+    """The mma and add operations from a carried value to what the loop yields for it."""
     chain: list[Op] = []
     value = result
     while value is not carried:
-        if value.op is None or value.op.name != "mma" or uses[value] != 1:
+        if value.op is None or uses[value] != 1 or value.op.name not in ("mma", "add"):
             return None
         chain.append(value.op)
-        value = value.op.args[2]
+        value = value.op.args[_running(value.op)]
     return chain[::-1] if uses[carried] == 1 else None
+
+
+def _running(op: Op) -> int:
+    """Which operand of an accumulating operation is the sum so far."""
+    if op.name == "mma":
+        return 2
+    other = op.args[1].op
+    return 0 if other is not None and other.name == "reduce" else 1
+
+
+def _accumulates(op: Op, axes: Mapping[Value, int], sums: set[Value]) -> bool:
+    """Whether an operation of a chain adds what the grown axis sums to."""
+    if op.name == "mma":
+        return axes.get(op.args[0]) == 1 and axes.get(op.args[1]) == 0
+    term = op.args[1 - _running(op)].op
+    return (
+        term is not None
+        and term.name == "reduce"
+        and term.attrs["kind"] == "sum"
+        and op.result.dtype == f32
+        and axes.get(term.args[0]) == term.attrs["axis"]
+        and term.result not in sums
+    )
 
 
 def _spread(value: Value, axis: int) -> bool:
@@ -118,7 +146,8 @@ def match_contraction(
             return None
         found.chains.append(chain)
     products = {op for chain in found.chains for op in chain}
-    sums = {value for op in products for value in (op.result, op.args[2])}
+    sums = {value for op in products for value in (op.result, op.args[_running(op)])}
+    terms = {op.args[1 - _running(op)].op for op in products if op.name == "add"}
     axes: dict[Value, int] = {}
     grown: list[Op] = []
     plain = True
@@ -126,8 +155,10 @@ def match_contraction(
         if op not in live:
             continue
         if op in products:
-            if axes.get(op.args[0]) != 1 or axes.get(op.args[1]) != 0:
+            if not _accumulates(op, axes, sums):
                 return None
+            continue
+        if op in terms and uses[op.result] == 1 and not sums & set(op.args):
             continue
         fits, axis = _grow(op, index, axes)
         if not fits or any(a in sums for a in op.args):
@@ -137,7 +168,7 @@ def match_contraction(
             if op.name == "load":
                 grown.append(op)
             else:
-                plain &= op.name in ("transpose", "cast")
+                plain &= op.name in _KEEPS_ZERO
     return _widen(found, grown, axes, index, first, trips, extents, plain)
 
 
@@ -165,7 +196,7 @@ def _widen(
     ends = {n for _, n in blocks.values()}
     zero = all(not op.attrs["fill"] for op in grown)
     if plain and zero and len(ends) == 1:
-        # What lies past the end is 0 in both operands and adds nothing.
+        # What lies past the end is 0 everywhere and adds nothing.
         width = max(min(width, ends.pop() - found.start), 1)
     for op, (axis, _) in blocks.items():
         access = list(op.attrs["access"])

@@ -8,6 +8,7 @@ Every axis of the array is one of
     gather  anything else: fancy indexing.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -245,10 +246,27 @@ class _Gathered:
         return sorted(self.em.grid.varies(p.index)) if p.index is not None else []
 
     def emit(self) -> Form:
-        moving = {g for p in self.places if p.kind == "affine" for g in p.grid_steps}
-        if len(self.gathers) == 1 and not moving & set(self._axes(self.gathers[0])):
-            return self._one(sorted(moving))
+        if len(self.gathers) == 1 and self._whole():
+            return self._one()
         return self._many()
+
+    def _whole(self) -> bool:
+        """Whether the places that move with the grid cover most of the elements they span.
+
+        And none moves along with the gathered one: then the gather takes all they span at once,
+        in long rows, and the grid's axes are cut out of its result.
+        """
+        moving = [p for p in self.places if p.kind == "affine" and p.grid_steps]
+        taken = set(self._axes(self.gathers[0]))
+        for p in moving:
+            if taken & set(p.grid_steps) or min(p.step, *p.grid_steps.values()) < 0:
+                return False
+            used = p.size
+            for g in p.grid_steps:
+                used *= self.em.grid.extents[g]
+            if p.last - p.base >= 2 * used:
+                return False
+        return True
 
     def _index(self, p: Place, shape: tuple[int, ...], blocks: bool) -> str:
         """Elements (or block numbers) along a gathered axis, its programs' axes as `shape`.
@@ -263,54 +281,93 @@ class _Gathered:
                 known = np.broadcast_to(form.known, (*em.grid.of(form), p.size))
                 return em.constant(np.ascontiguousarray(known).reshape(shape + tail))
             wide = len(form.shape) > 1
-            full = em.materialize(form, (*em.grid.of(form), p.size) if wide else tail)
-            return em.let(f"{full}.reshape({shape + tail})")
+            before = (*em.grid.of(form), p.size) if wide else tail
+            full = em.materialize(form, before)
+            return full if before == shape + tail else em.let(f"{full}.reshape({shape + tail})")
         if form.is_known:
             starts = np.asarray(form.known).reshape(shape)
             if blocks:
                 return em.constant(starts)
             starts = starts * p.scale
             return em.constant(starts[..., None] + np.arange(p.size) if p.kept else starts)
+        if form.uniform:
+            raise ValueError("a uniform index is a slide")
         text = form.text if form.shape == shape else em.let(f"{form.text}.reshape({shape})")
         if blocks or not p.kept:
             return text
         return em.let(f"{text}[..., None] * {p.scale} + {em.constant(np.arange(p.size))}")
 
-    def _one(self, moving: list[int]) -> Form:
-        """One gathered axis that moves on other grid axes than the strided view does."""
+    def _one(self) -> Form:
+        """One gathered axis, the others in order behind it."""
         em, g = self.em, self.gathers[0]
         axes = self._axes(g)
-        grid_dims = _grid_dims(em, [p for p in self.places if p.kind == "affine"])
-        dims: list[tuple[int, Moves]] = [grid_dims[a] for a in moving]
-        labels: list[tuple[str, int]] = [("g", a) for a in moving]
         blocks = g.kept and not g.each and g.scale == g.size and g.extent % g.size == 0
+        step = g.size if blocks else 1
+        dims: list[tuple[int, Moves]] = [(g.extent // step, ((g.axis, step),))]
+        owners: list[Place] = []
         slides: list[tuple[int, Place]] = []
         for p in self.places:
             if p is g:
-                at = len(dims)
-                dims.append((p.extent // p.size if blocks else p.extent, ((p.axis, p.scale),)))
-                if not blocks:
-                    dims[-1] = (p.extent, ((p.axis, 1),))
-                labels.append(("*", p.axis))
                 if blocks:
+                    owners.append(p)
                     dims.append((p.size, ((p.axis, 1),)))
-                    labels.append(("t", p.axis))
-            elif p.kept or p.kind == "slide":
-                if p.kind == "slide":
-                    slides.append((len(dims), p))
-                dims.append(_dim(p))
-                labels.append(("t", p.axis) if p.kept else ("-", p.axis))
+            elif p.kind == "slide":
+                slides.append((len(dims), p))
+                dims.append((p.extent, ((p.axis, 1),)))
+                owners += [p] if p.kept else []
+            elif p.kept or p.grid_steps:
+                owners.append(p)
+                moves = bool(p.grid_steps)
+                extent = p.last - p.base + 1 if moves else p.size
+                dims.append((extent, ((p.axis, 1 if moves else p.step),)))
         text = _view(em, self.array, self.places, dims)
-        if slides:
-            text = _slide(em, text, slides, len(dims), self.fill)
-            labels = [x for x in labels if x[0] != "-"]
-            at = labels.index(("*", g.axis))
+        text = _slide(em, text, slides, len(dims), self.fill) if slides else text
         shape = tuple(em.grid.extents[a] for a in axes)
         index = self._index(g, shape, blocks)
-        text = em.let(f"gather({text}, {at}, {index}, {self.fill})")
-        new = [("g", a) for a in axes] + ([("t", g.axis)] if g.kept and not blocks else [])
-        labels[at : at + 1] = new
-        return self._arranged(text, labels, set(axes) | set(moving))
+        text = em.let(f"gather({text}, {index}, {self.fill})")
+        tail = (g.size,) if g.kept and not blocks else ()
+        sizes = [p.last - p.base + 1 if p.grid_steps else p.size for p in owners]
+        return self._cut(text, axes, tail, owners, (*shape, *tail, *sizes))
+
+    def _cut(
+        self,
+        text: str,
+        axes: list[int],
+        tail: tuple[int, ...],
+        owners: list[Place],
+        gathered: tuple[int, ...],
+    ) -> Form:
+        """The grid's axes, then the tile's, as strides over the gathered rows.
+
+        Args:
+            axes: grid axes of the index. tail: its own axis, if that is kept apart.
+            owners: the place of each axis behind those. gathered: the shape of all.
+        """
+        em = self.em
+        steps = [math.prod(gathered[d + 1 :]) for d in range(len(gathered))]
+        behind = len(axes) + len(tail)
+        grid: list[tuple[int, int]] = []
+        for g, n in enumerate(em.grid.extents):
+            step = sum(steps[d] for d, a in enumerate(axes) if a == g)
+            step += sum(p.grid_steps.get(g, 0) * steps[behind + d] for d, p in enumerate(owners))
+            grid.append((n if step else 1, step))
+        if all(n == 1 for n, _ in grid):
+            grid = []
+        tile = []
+        for p in self.places:
+            if p.kept and p in owners:
+                step = steps[behind + owners.index(p)] * (p.step if p.grid_steps else 1)
+                tile.append((p.size, step))
+            elif p.kept:
+                tile.append((p.size, steps[len(axes)]))
+        shape = tuple(n for n, _ in grid + tile)
+        if shape != gathered or tuple(s for n, s in grid + tile if n != 1) != tuple(
+            s for n, s in zip(gathered, steps, strict=True) if n != 1
+        ):
+            item = self.dtype.itemsize
+            strides = tuple(s * item for _, s in grid + tile)
+            text = em.let(f"np.ndarray({shape}, T_{self.dtype.name}, {text}, 0, {strides})")
+        return Form(text, shape, self.dtype, self.rank)
 
     def _many(self) -> Form:
         """Several gathered axes: index arrays over the programs for all that move."""

@@ -1,5 +1,6 @@
 """Matrix products: one BLAS call where the operands vary over different grid axes."""
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ def emit_mma(em: "Emitter", op: Op) -> None:
     b = em.full_tile(em.env[op.args[1]], (k, n))
     acc = em.env[op.args[2]]
     if em.grid.varies(a) & em.grid.varies(b):
-        text = em.let(f"batch_matmul({_f32(a, a.text)}, {_f32(b, b.text)})")
+        text = _batched(em, a, b, m, k, n)
     else:
         text = _one_product(em, a, b, m, k, n)
     shape = em.grid.join((m, n), em.grid.of(a), em.grid.of(b))
@@ -64,6 +65,29 @@ def _one_product(em: "Emitter", a: Form, b: Form, m: int, k: int, n: int) -> str
     if order != list(range(len(order))):
         view += f".transpose({', '.join(map(str, order))})"
     return em.let(view)
+
+
+def _batched(em: "Emitter", a: Form, b: Form, m: int, k: int, n: int) -> str:
+    """Text of the products with a batch for each program of `b`.
+
+    Grid axes on which only `a` varies become rows: fewer and larger products.
+    """
+    rows, columns = em.grid.of(a), em.grid.of(b)
+    only = [g for g in range(em.grid.rank) if rows[g] != 1 and columns[g] == 1]
+    if not only:
+        return em.let(f"batch_matmul({_f32(a, a.text)}, {_f32(b, b.text)})")
+    rest = [g for g in range(em.grid.rank) if g not in only]
+    order = [*rest, *only, em.grid.rank, em.grid.rank + 1]
+    height = math.prod(rows[g] for g in only) * m
+    left = f"{a.text}.transpose({', '.join(map(str, order))})"
+    left = em.let(f"{left}.reshape({(*(rows[g] for g in rest), height, k)})")
+    batches = tuple(columns[g] for g in rest)
+    right = em.let(f"{b.text}.reshape({(*batches, k, n)})")
+    text = em.let(f"batch_matmul({_f32(a, left)}, {_f32(b, right)})")
+    outer = tuple(max(rows[g], columns[g]) for g in rest)
+    split = (*outer, *(rows[g] for g in only), m, n)
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return em.let(f"{text}.reshape({split}).transpose({', '.join(map(str, back))})")
 
 
 def _matrix(em: "Emitter", form: Form, text: str) -> str:

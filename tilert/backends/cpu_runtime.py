@@ -95,14 +95,13 @@ def _inside(index: Tile, n: int) -> Tile:
     return (index >= 0) & (index < n)
 
 
-def gather(v: Tile, axis: int, index: Tile, fill: Tile) -> Tile:
-    """v[index] along `axis`, which becomes the axes of `index`; outside elements are `fill`."""
-    lead = (slice(None),) * axis
-    ok = _inside(index, v.shape[axis])
+def gather(v: Tile, index: Tile, fill: Tile) -> Tile:
+    """v[index] along axis 0, contiguous; `fill` where the index is outside."""
+    ok = _inside(index, v.shape[0])
     if ok is None:
-        return v[(*lead, index)]
-    out = v[(*lead, np.where(ok, index, 0))]
-    out[(*lead, ~ok)] = fill
+        return np.ascontiguousarray(v[index])
+    out = np.ascontiguousarray(v[np.where(ok, index, 0)])
+    out[~ok] = fill
     return out
 
 

@@ -8,7 +8,7 @@ from tilert.codegen.plan import Operand, Plan
 from tilert.dtypes import DType, bf16, bool_, f16, f32, i32, i64, u8, u32
 from tilert.ir import Block, Function, Op, Param, Value
 
-__all__ = ["Emitter", "c_type"]
+__all__ = ["Emitter", "c_name", "c_type"]
 
 _C_TYPES = {
     f32: "float",
@@ -61,6 +61,11 @@ UNROLL = 4
 def c_type(dtype: DType) -> str:
     """The C++ type of an element."""
     return _C_TYPES[dtype]
+
+
+def c_name(param: Param) -> str:
+    """The C++ name of a parameter; the prefix keeps users' names apart from generated ones."""
+    return f"a_{param.name}"
 
 
 class Emitter:
@@ -230,12 +235,12 @@ class Emitter:
     def dim(self, param: Param, axis: int) -> str:
         """Extent of an axis, as C++."""
         n = param.shape[axis]
-        return str(n) if n is not None else f"{param.name}_dim{axis}"
+        return str(n) if n is not None else f"{c_name(param)}_dim{axis}"
 
     def stride(self, param: Param, axis: int) -> str:
         """Stride of an axis in elements, as C++."""
         n = param.strides[axis]
-        return f"{n}LL" if n is not None else f"{param.name}_stride{axis}"
+        return f"{n}LL" if n is not None else f"{c_name(param)}_stride{axis}"
 
     # -- scratch -----------------------------------------------------------------------------
 

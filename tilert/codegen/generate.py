@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tilert.codegen.emit import Emitter, c_type
+from tilert.codegen.emit import Emitter, c_name, c_type
 from tilert.codegen.lower import lower
 from tilert.codegen.plan import choose_threads, make_plan
 from tilert.codegen.prelude import PRELUDE
@@ -67,13 +67,13 @@ def _parameters(function: Function) -> list[str]:
             out.append(f"const int g{a.axis}")
         elif a.kind == "pointer":
             const = "const " if p.kind == "ref" else ""
-            out.append(f"{const}{c_type(p.dtype)}* __restrict__ {p.name}")
+            out.append(f"{const}{c_type(p.dtype)}* __restrict__ {c_name(p)}")
         elif a.kind == "index":
-            out.append(f"const int* __restrict__ {p.name}_map")
+            out.append(f"const int* __restrict__ {c_name(p)}_map")
         elif a.kind == "dim":
-            out.append(f"const int {p.name}_dim{a.axis}")
+            out.append(f"const int {c_name(p)}_dim{a.axis}")
         else:
-            out.append(f"const i64 {p.name}_stride{a.axis}")
+            out.append(f"const i64 {c_name(p)}_stride{a.axis}")
     return out
 
 
@@ -94,5 +94,5 @@ def _coordinates(function: Function) -> list[str]:
         lines.append(f"  (void)p{axis};")
     for p in function.params:
         if p.indexed:
-            lines.append(f"  const int {p.name}_slot = {p.name}_map[p0];")
+            lines.append(f"  const int {c_name(p)}_slot = {c_name(p)}_map[p0];")
     return lines

@@ -4,7 +4,7 @@ Rows of an operand are padded by 16 bytes, so that the eight rows an ldmatrix re
 different banks.
 """
 
-from tilert.codegen.emit import Emitter, c_type
+from tilert.codegen.emit import Emitter, c_name, c_type
 from tilert.codegen.memory import address
 from tilert.codegen.plan import Operand, source_of
 from tilert.dtypes import f32
@@ -27,7 +27,7 @@ def issue_copy(e: Emitter, o: Operand, loop: Op | None, stage: str) -> None:
     per_row = o.cols // vector
     total = o.rows * per_row
     pointer = e.fresh("src")
-    e.line(f"const {c_type(param.dtype)}* {pointer} = {param.name} + ({where.base});")
+    e.line(f"const {c_type(param.dtype)}* {pointer} = {c_name(param)} + ({where.base});")
     guard = " && ".join(where.uniform)
     e.line("#pragma unroll")
     with e.braces(f"for (int q = threadIdx.x; q < {total}; q += {e.plan.threads})"):

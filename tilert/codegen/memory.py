@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from tilert.codegen.emit import Emitter, c_type, literal
+from tilert.codegen.emit import Emitter, c_name, c_type, literal
 from tilert.codegen.layout import Layout
-from tilert.ir import Access, Op, Param, Value
+from tilert.ir import Access, Op, Param, Value, walk
 
 __all__ = ["Address", "address", "load", "load_piece", "store_piece"]
 
@@ -69,7 +69,8 @@ def _upper_bound(e: Emitter, index: Value) -> int | None:
         value: int = op.attrs["value"]
         return value + 1 if value >= 0 else None
     if op is not None and op.name == "program":
-        return e.function.grid[op.attrs["axis"]]
+        extent: int | None = e.function.grid[op.attrs["axis"]]
+        return extent
     return e.loop_bounds.get(index)
 
 
@@ -148,7 +149,7 @@ def _unit(e: Emitter, op: Op) -> tuple[Address, str]:
     param: Param = op.attrs["param"]
     where = address(e, param, op.attrs["access"], op.args)
     pointer = e.fresh("src")
-    e.line(f"const {c_type(param.dtype)}* {pointer} = {param.name} + ({where.base});")
+    e.line(f"const {c_type(param.dtype)}* {pointer} = {c_name(param)} + ({where.base});")
     return where, pointer
 
 
@@ -229,8 +230,8 @@ def _piece(e: Emitter, param: Param) -> Address:
         extent, stride = e.dim(param, axis), e.stride(param, axis)
         static = param.shape[axis]
         if axis == 0 and param.indexed:
-            base.append(f"(i64){param.name}_slot * {stride}")
-            uniform.append(f"(u32){param.name}_slot < (u32){extent}")
+            base.append(f"(i64){c_name(param)}_slot * {stride}")
+            uniform.append(f"(u32){c_name(param)}_slot < (u32){extent}")
             axes.append((stride, "", "", None))
             continue
         if static is not None and static <= size:
@@ -250,7 +251,7 @@ def load_piece(e: Emitter, op: Op) -> None:
     param: Param = op.attrs["param"]
     where = _piece(e, param)
     pointer = e.fresh("src")
-    e.line(f"const {c_type(param.dtype)}* {pointer} = {param.name} + ({where.base});")
+    e.line(f"const {c_type(param.dtype)}* {pointer} = {c_name(param)} + ({where.base});")
     result = op.result
     layout = e.layout(result)
     name = e.declare(result)
@@ -270,26 +271,39 @@ def store_piece(e: Emitter, op: Op) -> None:
     where = _piece(e, param)
     pointer = e.fresh("dst")
     ctype = c_type(param.dtype)
-    e.line(f"{ctype}* {pointer} = {param.name} + ({where.base});")
+    e.line(f"{ctype}* {pointer} = {c_name(param)} + ({where.base});")
     layout = e.layout(value)
     guards = list(where.uniform)
     copies = layout.copies_expr(e.plan.threads, "(int)threadIdx.x")
     if copies:
         guards.append(copies)
     v = _vector(e, where, layout)
+    # Copies of an element lie in several threads: all must have read it before one writes it.
+    read_too = any(
+        o.name == "load_piece" and o.attrs["param"] is param for o in walk(e.function.body)
+    )
+    if read_too:
+        e.line("__syncthreads();")
     with e.braces(f"if ({' && '.join(guards)})" if guards else ""):
-        if v == 1:
-            with e.each(layout.registers) as r:
-                offset, conditions = _offset(e, where, layout, r)
-                guard = f"if ({' && '.join(conditions)}) " if conditions else ""
-                e.line(f"{guard}{pointer}[{offset}] = {e.at(value, r)};")
-            return
-        word = "vec16" if v * param.dtype.itemsize == 16 else "vec8"
-        e.line("#pragma unroll")
-        with e.braces(f"for (int r = 0; r < {layout.registers}; r += {v})"):
-            offset, conditions = _offset(e, where, layout, "r")
-            e.line(f"union {{ {word} v; {ctype} e[{v}]; }} u;")
-            e.line("#pragma unroll")
-            e.line(f"for (int q = 0; q < {v}; ++q) u.e[q] = {e.names[value]}[r + q];")
+        _write(e, value, where, pointer, layout, v)
+    if read_too:
+        e.line("__syncthreads();")
+
+
+def _write(e: Emitter, value: Value, where: Address, pointer: str, layout: Layout, v: int) -> None:
+    ctype, itemsize = c_type(value.dtype), value.dtype.itemsize
+    if v == 1:
+        with e.each(layout.registers) as r:
+            offset, conditions = _offset(e, where, layout, r)
             guard = f"if ({' && '.join(conditions)}) " if conditions else ""
-            e.line(f"{guard}*({word}*)({pointer} + ({offset})) = u.v;")
+            e.line(f"{guard}{pointer}[{offset}] = {e.at(value, r)};")
+        return
+    word = "vec16" if v * itemsize == 16 else "vec8"
+    e.line("#pragma unroll")
+    with e.braces(f"for (int r = 0; r < {layout.registers}; r += {v})"):
+        offset, conditions = _offset(e, where, layout, "r")
+        e.line(f"union {{ {word} v; {ctype} e[{v}]; }} u;")
+        e.line("#pragma unroll")
+        e.line(f"for (int q = 0; q < {v}; ++q) u.e[q] = {e.names[value]}[r + q];")
+        guard = f"if ({' && '.join(conditions)}) " if conditions else ""
+        e.line(f"{guard}*({word}*)({pointer} + ({offset})) = u.v;")

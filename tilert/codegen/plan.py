@@ -9,45 +9,43 @@ from tilert.ir import Block, Function, Op, Value, walk
 
 __all__ = ["Operand", "Plan", "choose_threads", "make_plan"]
 
-_ELEMENTWISE = set(
-    [
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "floordiv",
-        "mod",
-        "minimum",
-        "maximum",
-        "neg",
-        "abs",
-        "exp",
-        "exp2",
-        "log",
-        "log2",
-        "sqrt",
-        "rsqrt",
-        "sin",
-        "cos",
-        "tanh",
-        "floor",
-        "and",
-        "or",
-        "xor",
-        "not",
-        "shl",
-        "shr",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "select",
-        "cast",
-        "bitcast",
-    ]
-)
+_ELEMENTWISE = {
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "floordiv",
+    "mod",
+    "minimum",
+    "maximum",
+    "neg",
+    "abs",
+    "exp",
+    "exp2",
+    "log",
+    "log2",
+    "sqrt",
+    "rsqrt",
+    "sin",
+    "cos",
+    "tanh",
+    "floor",
+    "and",
+    "or",
+    "xor",
+    "not",
+    "shl",
+    "shr",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "select",
+    "cast",
+    "bitcast",
+}
 _MAX_STAGES = 4
 _STAGE_BYTES = 96 * 1024
 
@@ -363,7 +361,7 @@ def _choose_direct(function: Function, plan: Plan) -> None:
         if layout is None or a.shape[1] % 16:
             continue
         wm, wn = plan.warps[op]
-        if wn == 1 and layout == mma_accumulator(*a.shape, wm, 1):
+        if wn == 1 and layout == mma_accumulator(a.shape[0], a.shape[1], wm, 1):
             plan.direct.add(op)
 
 

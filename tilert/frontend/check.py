@@ -100,7 +100,10 @@ def check_body(source: Source, decls: list[ParamDecl], names: dict[str, Any]) ->
         KernelError: at the first offence.
     """
     kinds = {d.name: d.kind for d in decls}
-    known = {n.id for n in ast.walk(source.tree) if _is_stored(n)} | set(kinds)
+    known = set(kinds)
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            known.add(node.id)
     stored: set[str] = set()
     for statement in source.tree.body:
         for node in ast.walk(statement):
@@ -125,10 +128,6 @@ def check_body(source: Source, decls: list[ParamDecl], names: dict[str, Any]) ->
                 f"{d.name}.store(tile)",
                 source.tree,
             )
-
-
-def _is_stored(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 def _builtin(name: str) -> bool:

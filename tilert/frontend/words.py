@@ -211,6 +211,10 @@ def _mut_attribute(b: Builder, mut: MutArg, name: str) -> Any:
     return mut.param.dtype if name == "dtype" else None
 
 
+def _start(b: Builder, index: TileIndex) -> Value:
+    return b.binary("mul", index.number, index.size)
+
+
 def attribute(b: Builder, owner: Any, name: str) -> Any:
     """The value of `owner.name`, or None where there is no such attribute."""
     if isinstance(owner, Value):
@@ -218,15 +222,14 @@ def attribute(b: Builder, owner: Any, name: str) -> Any:
             return b.emit("transpose", owner)
         return {"shape": owner.shape, "dtype": owner.dtype}.get(name)
     if isinstance(owner, TileIndex):
-        start = lambda: b.binary("mul", owner.number, owner.size)  # noqa: E731
         if name == "number":
             return owner.number
         if name == "size":
             return owner.size
         if name == "start":
-            return start()
+            return _start(b, owner)
         if name == "offsets":
-            return b.binary("add", b.emit("iota", size=owner.size), start())
+            return b.binary("add", b.emit("iota", size=owner.size), _start(b, owner))
         return None
     if isinstance(owner, RefArg):
         if name == "shape":

@@ -1,0 +1,70 @@
+"""Keys and values of past tokens, in pages that rows of a batch own."""
+
+from collections.abc import Sequence
+
+import tilert
+from models.config import ModelConfig
+from tilert import Array, Device, DType, PageTable
+
+__all__ = ["KVCache"]
+
+
+class KVCache:
+    """Paged keys and values of every layer.
+
+    Attributes:
+        num_pages, page_size: of page_size positions each.
+        max_seqs: rows of the page table.
+        max_len: positions a row can have.
+        table: which pages belong to which row.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        device: Device,
+        dtype: DType,
+        *,
+        num_pages: int,
+        page_size: int,
+        max_seqs: int,
+        max_len: int,
+    ) -> None:
+        """Raises `tilert.DeviceError` if the device's memory is too small."""
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.max_seqs = max_seqs
+        self.max_len = max_len
+        self.table = PageTable(num_pages, page_size, max_seqs, -(-max_len // page_size), device)
+        shape = (num_pages * page_size, config.num_kv_heads, config.head_dim)
+
+        # Zeros: attention weighs slots that nothing has written with 0, and 0 * NaN is NaN.
+        def zeros() -> Array:
+            return tilert.zeros(shape, dtype, device)
+
+        self._layers = [(zeros(), zeros()) for _ in range(config.num_layers)]
+
+    def slots(self, layer: int) -> tuple[Array, Array, Array]:
+        """Both halves of a layer's keys, [slots, Hkv, D/2], and its values, [slots, Hkv, D]."""
+        k, v = self._layers[layer]
+        halves = k.reshape(k.shape[0], k.shape[1], 2, k.shape[2] // 2)
+        return halves[:, :, 0], halves[:, :, 1], v
+
+    def pages(self, layer: int) -> tuple[Array, Array]:
+        """A layer's keys and values as [pages, page_size, Hkv, D]."""
+        k, v = self._layers[layer]
+        shape = (self.num_pages, self.page_size, *k.shape[1:])
+        return k.reshape(shape), v.reshape(shape)
+
+    def set_pages(self, row: int, pages: Sequence[int]) -> None:
+        """Give a row exactly these pages, in the order of its positions.
+
+        Raises:
+            tilert.OwnershipError: if a page belongs to another row.
+            IndexError, ValueError: if row or page does not exist, or there are too many.
+        """
+        self.table.set_pages(row, pages)
+
+    def clear(self, row: int) -> None:
+        """Take all pages from a row."""
+        self.table.clear(row)

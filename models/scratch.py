@@ -1,0 +1,64 @@
+"""Activations of one step."""
+
+import tilert
+from models.config import ModelConfig
+from models.tiling import tiling
+from tilert import Array, Device, DType, f32
+
+__all__ = ["Scratch"]
+
+
+class Scratch:
+    """Memory for the activations of up to `size` tokens.
+
+    Attributes:
+        x: [size, H], the residual stream. normed: [size, H].
+        qkv: [size, (Hq + 2 Hkv) D]. q: [size, Hq, D]. attended: [size, Hq D].
+        hidden: [size, F].
+        partial: f32[size, S, Hq, D], best, total: f32[size, S, Hq], of split decode attention,
+            absent (None) where it does not split.
+    """
+
+    def __init__(
+        self, config: ModelConfig, device: Device, dtype: DType, size: int, decode: bool = True
+    ) -> None:
+        queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+        def empty(*shape: int, dtype: DType = dtype) -> Array:
+            return tilert.empty(shape, dtype, device)
+
+        arrays: dict[str, Array] = {
+            "x": empty(size, config.hidden_size),
+            "normed": empty(size, config.hidden_size),
+            "qkv": empty(size, queries + 2 * keys),
+            "q": empty(size, config.num_heads, config.head_dim),
+            "attended": empty(size, queries),
+            "hidden": empty(size, config.intermediate_size),
+        }
+        # The most splits any batch up to this size takes: smaller batches split more.
+        splits = tiling(device.kind).decode_attention(1, config.num_kv_heads).splits
+        if decode and splits > 1:
+            shape = (size, splits, config.num_heads)
+            arrays["partial"] = empty(*shape, config.head_dim, dtype=f32)
+            arrays["best"] = empty(*shape, dtype=f32)
+            arrays["total"] = empty(*shape, dtype=f32)
+        self._bind(arrays)
+
+    def _bind(self, arrays: dict[str, Array]) -> None:
+        self._arrays = arrays
+        self.size = arrays["x"].shape[0]
+        self.x = arrays["x"]
+        self.normed = arrays["normed"]
+        self.qkv = arrays["qkv"]
+        self.q = arrays["q"]
+        self.attended = arrays["attended"]
+        self.hidden = arrays["hidden"]
+        self.partial = arrays.get("partial")
+        self.best = arrays.get("best")
+        self.total = arrays.get("total")
+
+    def head(self, size: int) -> "Scratch":
+        """The memory of the first `size` tokens."""
+        scratch = object.__new__(Scratch)
+        scratch._bind({name: array[:size] for name, array in self._arrays.items()})
+        return scratch

@@ -1,0 +1,142 @@
+"""Tile sizes: the one place where kernels differ between kinds of device.
+
+On the cpu a tile is as large as the work, so that a kernel is a few NumPy calls and a projection one
+BLAS call. On CUDA tiles fill registers and shared memory, and there are enough of them to fill the
+GPU.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tilert import DType, f16
+
+__all__ = ["CpuTiling", "CudaTiling", "DecodeTiles", "PrefillTiles", "ProductTiles", "Tiling", "tiling"]
+
+
+@dataclass(frozen=True)
+class ProductTiles:
+    """Of x @ w.T: `rows` of x by `columns` (rows of w) a program, `depth` columns of K a step."""
+
+    rows: int
+    columns: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class DecodeTiles:
+    """Of decode attention: KV heads a program, pages a step, programs a sequence."""
+
+    heads: int
+    pages: int
+    splits: int
+
+
+@dataclass(frozen=True)
+class PrefillTiles:
+    """Of prefill attention: `rows` of queries a program, pages of keys a step."""
+
+    rows: int
+    pages: int
+
+
+class Tiling(Protocol):
+    """Sizes for one kind of device."""
+
+    fill: int
+    """Elements of a program that generates random weights."""
+
+    fan: int
+    """Thresholds that a round of the sampler's search tries together."""
+
+    def tokens(self, count: int) -> int:
+        """Tokens a program of kernels that work token by token."""
+
+    def product(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
+        """For a projection of `inputs` to `outputs` values."""
+
+    def fuses_norm(self, tokens: int, dtype: DType) -> bool:
+        """Whether RMSNorm is recomputed in each program of a projection or done before it."""
+
+    def decode_attention(self, batch: int, kv_heads: int) -> DecodeTiles:
+        """For one new token of each of `batch` sequences."""
+
+    def prefill_attention(self, tokens: int, page_size: int) -> PrefillTiles:
+        """For `tokens` new tokens of one sequence."""
+
+    def vocabulary(self, size: int) -> int:
+        """Logits of one sequence that a program or step handles together."""
+
+
+class CpuTiling:
+    """The whole of everything."""
+
+    fill = 1 << 18
+    fan = 1
+    key_width = 512
+    """Keys a step of prefill attention: beyond this, scores leave the second-level cache."""
+
+    def tokens(self, count: int) -> int:
+        return count
+
+    def product(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
+        return ProductTiles(tokens, outputs, inputs)
+
+    def fuses_norm(self, tokens: int, dtype: DType) -> bool:
+        return False
+
+    def decode_attention(self, batch: int, kv_heads: int) -> DecodeTiles:
+        return DecodeTiles(heads=kv_heads, pages=1, splits=1)
+
+    def prefill_attention(self, tokens: int, page_size: int) -> PrefillTiles:
+        return PrefillTiles(rows=tokens, pages=max(1, self.key_width // page_size))
+
+    def vocabulary(self, size: int) -> int:
+        return size
+
+
+class CudaTiling:
+    """Sizes for about 132 multiprocessors."""
+
+    fill = 2048
+    fan = 3
+    gemv_tokens = 4
+    """Up to this many tokens a projection is a matrix-vector product bound by reading weights."""
+
+    gemv_elements = 4096
+    """Weights of one step of a matrix-vector product: 8 KB in bf16."""
+
+    programs = 264
+    """Two programs a multiprocessor."""
+
+    def tokens(self, count: int) -> int:
+        return 1
+
+    def product(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
+        if tokens <= self.gemv_tokens:
+            depth = next((d for d in (1024, 512, 256) if inputs % d == 0), 256)
+            return ProductTiles(tokens, self.gemv_elements // depth, depth)
+        if tokens <= 64:
+            return ProductTiles(max(16, 1 << (tokens - 1).bit_length()), 64, 64)
+        return ProductTiles(128, 128, 64)
+
+    def fuses_norm(self, tokens: int, dtype: DType) -> bool:
+        # x * gain before its scaling may leave the range of f16.
+        return tokens <= self.gemv_tokens and dtype != f16
+
+    def decode_attention(self, batch: int, kv_heads: int) -> DecodeTiles:
+        splits = 1
+        while splits < 16 and batch * kv_heads * splits < self.programs // 2:
+            splits *= 2
+        return DecodeTiles(heads=1, pages=1, splits=splits)
+
+    def prefill_attention(self, tokens: int, page_size: int) -> PrefillTiles:
+        return PrefillTiles(rows=64 if tokens <= 64 else 128, pages=1)
+
+    def vocabulary(self, size: int) -> int:
+        return 1024
+
+
+def tiling(device_kind: str) -> Tiling:
+    """The tile sizes for devices of a kind, "cpu" or "cuda"."""
+    kinds: dict[str, Tiling] = {"cpu": CpuTiling(), "cuda": CudaTiling()}
+    return kinds[device_kind]

@@ -1,0 +1,306 @@
+"""The model on a device: what one decode step and one prefill chunk run, op by op."""
+
+import math
+
+import numpy as np
+
+import tilert
+from models import kernels
+from models.batch import Batch
+from models.config import ModelConfig
+from models.kv_cache import KVCache
+from models.parameters import LayerParameters, Parameters, Progress
+from models.rope import rope_tables
+from models.scratch import Scratch
+from models.tiling import tiling
+from models.weights import Checkpoint
+from tilert import Array, Device, DType, IndexMap
+
+__all__ = ["PAGE_SIZE", "Transformer"]
+
+PAGE_SIZE = 64
+"""Positions a KV page: also the key tile of attention on CUDA."""
+
+
+class Transformer:
+    """Weights, position tables and the steps over them.
+
+    Steps only enqueue work on the device's stream. Callers run them one after the other.
+
+    Attributes:
+        max_len: positions that the rotary tables cover.
+        page_size: positions of a page of its caches.
+    """
+
+    def __init__(self, parameters: Parameters, *, max_len: int) -> None:
+        self.parameters = parameters
+        self.config: ModelConfig = parameters.config
+        self.device: Device = parameters.device
+        self.dtype: DType = parameters.dtype
+        self.max_len = max_len
+        self.page_size = PAGE_SIZE
+        self._tiling = tiling(self.device.kind)
+        cos, sin = rope_tables(self.config, max_len)
+        self._cos = tilert.from_numpy(cos, self.device)
+        self._sin = tilert.from_numpy(sin, self.device)
+        self._scratch: Scratch | None = None
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        device: Device,
+        dtype: DType,
+        *,
+        max_len: int,
+        progress: Progress | None = None,
+    ) -> "Transformer":
+        """Read a checkpoint; `progress` gets bytes read so far and in all.
+
+        Raises:
+            LoadError: if the checkpoint does not fit its configuration.
+            tilert.DeviceError: if the device's memory is too small.
+        """
+        return cls(Parameters.load(checkpoint, device, dtype, progress), max_len=max_len)
+
+    @classmethod
+    def random(
+        cls, config: ModelConfig, device: Device, dtype: DType, *, max_len: int, seed: int = 0
+    ) -> "Transformer":
+        """Make weights up on the device."""
+        return cls(Parameters.random(config, device, dtype, seed), max_len=max_len)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that decoding one token reads."""
+        return self.parameters.bytes_per_token
+
+    def page_bytes(self) -> int:
+        """Bytes of one KV page over all layers."""
+        config = self.config
+        values = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+        return values * self.page_size * self.dtype.itemsize
+
+    def new_cache(self, num_pages: int, max_seqs: int) -> KVCache:
+        """A cache of `num_pages` pages for `max_seqs` sequences of up to `max_len` tokens.
+
+        Raises:
+            tilert.DeviceError: if the device's memory is too small.
+        """
+        return KVCache(
+            self.config,
+            self.device,
+            self.dtype,
+            num_pages=num_pages,
+            page_size=self.page_size,
+            max_seqs=max_seqs,
+            max_len=self.max_len,
+        )
+
+    def new_batch(self, cache: KVCache, size: int) -> Batch:
+        """Device state for steps of `size` sequences on `cache`."""
+        return Batch(self.config, self.device, self.dtype, cache, size)
+
+    def decode(self, cache: KVCache, batch: Batch) -> None:
+        """One step for every slot; only runs ops, so it can be captured.
+
+        Reads ids and positions, appends keys and values at positions, leaves logits, samples into
+        ids, and moves positions up by one where the slot has a row.
+        """
+        scratch, index = batch.scratch, batch.index
+        index.update(batch.positions)
+        self._embed(scratch.x, batch.ids)
+        for number, layer in enumerate(self.parameters.layers):
+            self._queries(cache, number, layer, scratch, batch.positions, index)
+            self._decode_attention(cache, number, batch)
+            self._residual(scratch.x, scratch.attended, layer.o)
+            self._feed_forward(scratch, layer)
+        self._sample(scratch.x, batch)
+
+    def prefill(self, cache: KVCache, batch: Batch, tokens: np.ndarray, start: int) -> None:
+        """Run tokens at positions start..start+T-1 of the row that the one slot of `batch` names.
+
+        Leaves the last token's logits in `batch.logits[0]`, the id sampled from them in
+        `batch.ids[0]`, and start + T in `batch.positions[0]`.
+
+        Args:
+            tokens: integer ids, [T] with T >= 1. Earlier positions are in the cache already.
+
+        Raises:
+            ValueError: if the batch has not one slot with a row, there are no tokens, or they go
+                beyond the row's pages or `max_len`.
+        """
+        count = len(tokens)
+        self._check_prefill(cache, batch, count, start)
+        scratch = self._prefill_scratch(count)
+        places = np.arange(start, start + count, dtype=np.int32)
+        ids = tilert.from_numpy(np.asarray(tokens, np.int32), self.device)
+        positions = tilert.from_numpy(places, self.device)
+        index = cache.table.slots(int(batch.rows[0]), start, count)
+        batch.positions.copy_from(places[-1:])
+        self._embed(scratch.x, ids)
+        for number, layer in enumerate(self.parameters.layers):
+            self._queries(cache, number, layer, scratch, positions, index)
+            self._prefill_attention(cache, number, scratch, batch.index.rows, positions)
+            self._residual(scratch.x, scratch.attended, layer.o)
+            self._feed_forward(scratch, layer)
+        self._sample(scratch.x[count - 1 :], batch)
+
+    def _check_prefill(self, cache: KVCache, batch: Batch, count: int, start: int) -> None:
+        if batch.size != 1 or batch.rows[0] < 0:
+            raise ValueError("prefill takes a batch of one slot, set to a row of the cache")
+        if count < 1 or start < 0:
+            raise ValueError(f"prefill takes at least one token, from position 0 on; got {count}")
+        room = len(cache.table.pages(int(batch.rows[0]))) * cache.page_size
+        if start + count > min(room, self.max_len):
+            raise ValueError(
+                f"tokens {start}..{start + count - 1} do not fit: row {batch.rows[0]} has pages for"
+                f" {room} positions, the model's tables cover {self.max_len}"
+            )
+
+    def _prefill_scratch(self, count: int) -> Scratch:
+        """Kept between chunks, and replaced by a larger one where a chunk needs it."""
+        if self._scratch is None or self._scratch.size < count:
+            size = max(PAGE_SIZE, 1 << (count - 1).bit_length())
+            self._scratch = Scratch(self.config, self.device, self.dtype, size, decode=False)
+        return self._scratch.head(count)
+
+    # -- parts of a step -----------------------------------------------------------------------
+
+    def _embed(self, x: Array, ids: Array) -> None:
+        tokens = self._tiling.tokens(x.shape[0])
+        kernels.embedding(x.partition(tokens, x.shape[1]), ids, self.parameters.embed).run()
+
+    def _normed(self, x: Array, gain: Array, out: Array) -> Array:
+        tile = out.partition(self._tiling.tokens(x.shape[0]), x.shape[1])
+        kernels.rms_norm(tile, x, gain, eps=self.config.rms_norm_eps).run()
+        return out
+
+    def _project(self, y: Array, x: Array, gain: Array, w: Array, normed: Array) -> None:
+        """y = RMSNorm(x) @ w.T; `normed` is memory for the norm where it is an op of its own."""
+        tiles = self._tiling.product(*y.shape, x.shape[1])
+        if self._tiling.fuses_norm(x.shape[0], self.dtype):
+            out = y.partition(tiles.rows, tiles.columns)
+            eps = self.config.rms_norm_eps
+            kernels.norm_linear(out, x, gain, w, eps=eps, bk=tiles.depth).run()
+        else:
+            x = self._normed(x, gain, normed)
+            kernels.linear(y.partition(tiles.rows, tiles.columns), x, w, bk=tiles.depth).run()
+
+    def _residual(self, x: Array, y: Array, w: Array) -> None:
+        """x += y @ w.T."""
+        tiles = self._tiling.product(*x.shape, y.shape[1])
+        out = x.partition(tiles.rows, tiles.columns)
+        kernels.linear_residual(out, y, w, bk=tiles.depth).run()
+
+    def _feed_forward(self, scratch: Scratch, layer: LayerParameters) -> None:
+        x, y, w = scratch.x, scratch.hidden, layer.gate_up
+        tiles = self._tiling.product(*y.shape, x.shape[1])
+        if self._tiling.fuses_norm(x.shape[0], self.dtype):
+            out = y.partition(tiles.rows, tiles.columns)
+            eps = self.config.rms_norm_eps
+            kernels.norm_gate_up_silu(out, x, layer.post_norm, w, eps=eps, bk=tiles.depth).run()
+        else:
+            normed = self._normed(x, layer.post_norm, scratch.normed)
+            out = y.partition(tiles.rows, tiles.columns)
+            kernels.gate_up_silu(out, normed, w, bk=tiles.depth).run()
+        self._residual(x, y, layer.down)
+
+    def _queries(
+        self,
+        cache: KVCache,
+        number: int,
+        layer: LayerParameters,
+        scratch: Scratch,
+        positions: Array,
+        index: IndexMap,
+    ) -> None:
+        """Queries into scratch, keys and values into the cache."""
+        config = self.config
+        heads, keys, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self._project(scratch.qkv, scratch.x, layer.input_norm, layer.qkv, scratch.normed)
+        q = scratch.q.reshape(-1, heads, 2, dim // 2)
+        k_lo, k_hi, v = cache.slots(number)
+        kernels.qk_norm_rope_append(
+            q[:, :, 0].partition(1, heads, dim // 2),
+            q[:, :, 1].partition(1, heads, dim // 2),
+            k_lo.partition_at(index, 1, keys, dim // 2),
+            k_hi.partition_at(index, 1, keys, dim // 2),
+            v.partition_at(index, 1, keys, dim),
+            scratch.qkv.reshape(-1, heads + 2 * keys, 2, dim // 2),
+            layer.q_norm,
+            layer.k_norm,
+            self._cos,
+            self._sin,
+            positions,
+            eps=config.rms_norm_eps,
+            norm=config.qk_norm,
+        ).run()
+
+    def _decode_attention(self, cache: KVCache, number: int, batch: Batch) -> None:
+        config, scratch = self.config, batch.scratch
+        tiles = self._tiling.decode_attention(batch.size, config.num_kv_heads)
+        group = config.num_heads // config.num_kv_heads * tiles.heads
+        dim = config.head_dim
+        out = scratch.attended.reshape(scratch.q.shape)
+        k, v = cache.pages(number)
+        inputs = (scratch.q, k, v, cache.table.table, batch.index.rows, batch.positions)
+        consts = {"scale": 1 / math.sqrt(dim), "heads": tiles.heads, "pages": tiles.pages}
+        if tiles.splits == 1 or scratch.partial is None:
+            kernels.decode_attention(out.partition(1, group, dim), *inputs, **consts).run()
+            return
+        partial = scratch.partial[:, : tiles.splits]
+        best, total = scratch.best[:, : tiles.splits], scratch.total[:, : tiles.splits]
+        kernels.decode_attention_split(
+            partial.partition(1, 1, group, dim),
+            best.partition(1, 1, group),
+            total.partition(1, 1, group),
+            *inputs,
+            **consts,
+        ).run()
+        kernels.merge_splits(out.partition(1, group, dim), partial, best, total).run()
+
+    def _prefill_attention(
+        self, cache: KVCache, number: int, scratch: Scratch, rows: Array, positions: Array
+    ) -> None:
+        config = self.config
+        tiles = self._tiling.prefill_attention(scratch.size, cache.page_size)
+        out = scratch.attended.reshape(scratch.q.shape)
+        kernels.prefill_attention(
+            out.partition(tiles.rows, 1, config.head_dim),
+            scratch.q,
+            *cache.pages(number),
+            cache.table.table,
+            rows,
+            positions,
+            scale=1 / math.sqrt(config.head_dim),
+            pages=tiles.pages,
+        ).run()
+
+    def _sample(self, x: Array, batch: Batch) -> None:
+        """Logits and the next id of each slot from its last token's residual stream."""
+        parameters, size = self.parameters, self.config.vocab_size
+        normed = batch.scratch.normed
+        self._project(batch.logits, x, parameters.norm, parameters.head, normed)
+        block = self._tiling.vocabulary(size)
+        kernels.chunk_best(
+            batch.chunk_best.partition(1, 1),
+            batch.chunk_index.partition(1, 1),
+            batch.logits,
+            chunk=block,
+        ).run()
+        kernels.sample(
+            batch.ids.partition(1),
+            batch.positions.partition(1),
+            batch.logits,
+            batch.chunk_best,
+            batch.chunk_index,
+            batch.index.rows,
+            batch.temperature,
+            batch.top_k,
+            batch.top_p,
+            batch.min_p,
+            batch.seeds,
+            block=block,
+            fan=self._tiling.fan,
+        ).run()

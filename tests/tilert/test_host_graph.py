@@ -1,0 +1,122 @@
+"""Rule O6 on the cpu: capture records and executes nothing, replay is a launch."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import tilert
+from tests.tilert.host_fakes import FakeCpu, add_one
+from tilert import LaunchError, MovedError
+
+
+@pytest.fixture
+def dev() -> FakeCpu:
+    return FakeCpu()
+
+
+def test_capture_and_replay(dev: FakeCpu) -> None:
+    a, b, c = (tilert.zeros((2, 3), tilert.f32, dev) for _ in range(3))
+    out = tilert.pinned((2, 3), tilert.f32, dev)
+    out.numpy[:] = -1
+
+    def step() -> None:
+        add_one()(b.partition(1, 3), a).run()
+        c.copy_from(b)
+        a.copy_from(c)
+        out.copy_from(a)
+
+    graph = tilert.capture(dev, step)
+    assert (out.numpy == -1).all()
+    assert (b.numpy() == 0).all()
+    for count in (1, 2, 3):
+        graph.replay()
+        assert (a.numpy() == count).all()
+        assert (out.numpy == count).all()
+    a.copy_from(np.full((2, 3), 10, np.float32))
+    graph.replay()
+    assert (c.numpy() == 11).all()
+
+
+def test_zeros_are_recorded(dev: FakeCpu) -> None:
+    made = []
+    graph = tilert.capture(dev, lambda: made.append(tilert.zeros(3, tilert.f32, dev)))
+    made[0].copy_from(np.ones(3, np.float32))
+    graph.replay()
+    assert (made[0].numpy() == 0).all()
+
+
+def test_what_a_graph_cannot_hold(dev: FakeCpu) -> None:
+    a = tilert.zeros((2, 3), tilert.f32, dev)
+    x = tilert.zeros((2, 3), tilert.f32, dev)
+    empty = tilert.capture(dev, lambda: None)
+    cases = {
+        "reading an array on the host": a.numpy,
+        "a copy from the host": lambda: a.copy_from(np.zeros((2, 3), np.float32)),
+        "recording an event": dev.record_event,
+        "waiting for the device": dev.synchronize,
+        "waiting for an op": lambda: add_one()(a.partition(1, 3), x).sync(),
+        "another capture": lambda: tilert.capture(dev, lambda: None),
+        "the replay of another graph": empty.replay,
+    }
+    for what, fn in cases.items():
+        with pytest.raises(LaunchError) as caught:
+            tilert.capture(dev, fn)
+        assert str(caught.value) == (
+            f"O6 graphs: {what} cannot be part of a captured graph; do it before tilert.capture,"
+            " or after a replay"
+        )
+        a.numpy()
+    assert dev.recorder is None
+
+
+def test_a_closed_graph_lets_go(dev: FakeCpu) -> None:
+    import weakref
+
+    a, b = tilert.zeros((1, 4), tilert.f32, dev), tilert.zeros((1, 4), tilert.f32, dev)
+    storage = weakref.ref(b.storage)
+    with tilert.capture(dev, lambda: add_one()(b.partition(1, 4), a).run()) as graph:
+        b = a
+        assert storage() is not None
+        graph.replay()
+    assert storage() is None
+    with pytest.raises(LaunchError, match="O6 graphs: this graph is closed; capture it again"):
+        graph.replay()
+    graph.close()
+
+
+def test_replay_checks_moves(dev: FakeCpu) -> None:
+    a, b = tilert.zeros((2, 4), tilert.f32, dev), tilert.zeros((2, 4), tilert.f32, dev)
+    graph = tilert.capture(dev, lambda: add_one()(b.partition(1, 4), a).run())
+    for array in (a, b):
+        part = array[1:].partition(1, 4)
+        with pytest.raises(MovedError, match=r"O5 move: .* is held by a partition made at"):
+            graph.replay()
+        del part
+    graph.replay()
+
+
+def test_other_threads_wait_for_the_capture(dev: FakeCpu) -> None:
+    a, b = tilert.zeros((1, 4), tilert.f32, dev), tilert.zeros((1, 4), tilert.f32, dev)
+    order: list[str] = []
+    inside = threading.Event()
+
+    def other() -> None:
+        inside.wait()
+        b.copy_from(np.ones((1, 4), np.float32))
+        order.append("copied")
+
+    thread = threading.Thread(target=other)
+    thread.start()
+
+    def step() -> None:
+        inside.set()
+        thread.join(0.2)
+        order.append("captured")
+
+    graph = tilert.capture(dev, step)
+    thread.join()
+    assert order == ["captured", "copied"]
+    graph.replay()
+    assert (a.numpy() == 0).all()
+    assert (b.numpy() == 1).all()

@@ -1,0 +1,103 @@
+"""Page tables and the index maps that they prove unique (rule O7)."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tilert
+from tilert import OwnershipError
+
+cpu = tilert.device("cpu")
+
+
+def table() -> tilert.PageTable:
+    return tilert.PageTable(num_pages=6, page_size=4, max_rows=3, max_pages_per_row=3, dev=cpu)
+
+
+def test_a_page_has_one_owner() -> None:
+    pages = table()
+    pages.set_pages(0, [5, 2])
+    np.testing.assert_array_equal(pages.table.numpy()[0], [5, 2, -1])
+    with pytest.raises(OwnershipError) as caught:
+        pages.set_pages(1, [3, 2])
+    assert str(caught.value) == (
+        "O7 indexed pieces: page 2 belongs to row 0 and cannot be given to row 1; clear that row"
+        " first"
+    )
+    with pytest.raises(OwnershipError, match="page 3 is given twice to row 1"):
+        pages.set_pages(1, [3, 3])
+    assert pages.pages(1) == []
+    pages.set_pages(0, [5])
+    pages.set_pages(1, [3, 2])
+    pages.clear(0)
+    pages.set_pages(1, [2, 5, 3])
+    np.testing.assert_array_equal(pages.table.numpy(), [[-1] * 3, [2, 5, 3], [-1] * 3])
+
+
+def test_table_errors() -> None:
+    pages = table()
+    with pytest.raises(IndexError, match="there is no row 3: the table has 3"):
+        pages.set_pages(3, [])
+    with pytest.raises(IndexError, match="there is no page 6: the table has 6"):
+        pages.set_pages(0, [6])
+    with pytest.raises(ValueError, match="row 0 holds at most 3 pages, got 4"):
+        pages.set_pages(0, [0, 1, 2, 3])
+    with pytest.raises(OwnershipError, match="a page table is changed through set_pages and clear"):
+        pages.table.copy_from(np.zeros((3, 3), np.int32))
+    with pytest.raises(ValueError, match="at least one"):
+        tilert.PageTable(0, 4, 1, 1, cpu)
+
+
+def test_slots_of_consecutive_positions() -> None:
+    pages = table()
+    pages.set_pages(1, [5, 2])
+    slots = pages.slots(1, 2, 12)
+    np.testing.assert_array_equal(
+        slots.array.numpy(), [22, 23, 8, 9, 10, 11, -1, -1, -1, -1, -1, -1]
+    )
+    assert slots.upper == 24
+
+
+def test_decode_rows_are_distinct() -> None:
+    index = table().decode_index(4)
+    index.set_rows([2, -1, 0])
+    np.testing.assert_array_equal(index.rows.numpy(), [2, -1, 0, -1])
+    with pytest.raises(OwnershipError, match="row 2 occurs twice"):
+        index.set_rows([2, 0, 2])
+    with pytest.raises(IndexError, match="there is no row 3"):
+        index.set_rows([3])
+    with pytest.raises(ValueError, match="got rows of shape"):
+        index.set_rows([0, 1, 2, -1, -1])
+    with pytest.raises(ValueError, match=r"positions must be i32\[4\], got f32\[4\]"):
+        index.update(tilert.zeros(4, tilert.f32, cpu))
+
+
+@given(
+    st.permutations(range(6)),
+    st.lists(st.integers(0, 2), min_size=2, max_size=2),
+    st.permutations([0, 1, 2, -1, -1]),
+    st.lists(st.integers(-2, 14), min_size=5, max_size=5),
+)
+def test_decode_slots(
+    order: list[int], cuts: list[int], rows: list[int], positions: list[int]
+) -> None:
+    pytest.importorskip("tilert.backends.cpu")
+    pages = table()
+    owned = [order[: cuts[0]], order[2 : 2 + cuts[1]], order[4:6]]
+    for row, mine in enumerate(owned):
+        pages.set_pages(row, mine)
+    index = pages.decode_index(5)
+    index.set_rows(rows)
+    index.update(tilert.from_numpy(np.array(positions, np.int32), cpu))
+    want = [
+        owned[row][p // 4] * 4 + p % 4 if row >= 0 and p >= 0 and p // 4 < len(owned[row]) else -1
+        for row, p in zip(rows, positions, strict=True)
+    ]
+    got = index.array.numpy()
+    np.testing.assert_array_equal(got, want)
+    real = got[got >= 0]
+    assert len(set(real)) == len(real)
+    for row, p, slot in zip(rows, positions, want, strict=True):
+        if row >= 0 and p >= 0:
+            assert pages.slots(row, p, 1).array.numpy()[0] == slot

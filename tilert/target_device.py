@@ -1,0 +1,149 @@
+"""A device that compiles for a GPU that is not there: kernels are built, memory is only counted.
+
+Running a program on it shows, without a GPU, every kernel that the program would launch, in the
+very specialisations that it would launch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilert import ir, nvrtc
+from tilert.device import Device, Launcher
+from tilert.event import DoneEvent, Event
+
+if TYPE_CHECKING:
+    from tilert.array import Array
+    from tilert.graph import Recorder
+
+__all__ = ["CompiledKernel", "TargetDevice"]
+
+_ALIGNMENT = 512
+_MEMORY = 128 << 30
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """One specialisation: its text and what the assembler says it uses."""
+
+    name: str
+    text: str
+    entry: str
+    threads: int
+    shared_bytes: int
+    resources: nvrtc.Resources
+
+
+class _Block:
+    def __init__(self, address: int) -> None:
+        self.address = address
+        self.host: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = None
+
+
+class _HostBlock:
+    def __init__(self, nbytes: int) -> None:
+        self.host: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = np.zeros(nbytes, np.uint8)
+        self.address: int = self.host.ctypes.data
+
+
+@dataclass
+class _Launcher:
+    launches: list[str] = field(default_factory=list)
+    name: str = ""
+
+    def bind(
+        self,
+        arrays: "Sequence[Array]",
+        index_maps: "Mapping[int, Array]",
+        grid: tuple[int, ...],
+    ) -> Callable[[], None]:
+        """A call that only counts."""
+        return lambda: self.launches.append(self.name)
+
+
+class TargetDevice(Device):
+    """A compile-only GPU.
+
+    Attributes:
+        arch: what kernels are compiled for, such as "sm_90a".
+        kernels: everything compiled so far, in order.
+        launches: names of the kernels launched so far, in order.
+    """
+
+    kind = "cuda"
+
+    def __init__(self, arch: str) -> None:
+        super().__init__(f"target:{arch}")
+        self.arch = arch
+        self.kernels: list[CompiledKernel] = []
+        self.launches: list[str] = []
+        self._next = 1 << 40
+
+    def allocate(self, nbytes: int) -> _Block:
+        """See `Device`; addresses are distinct and lead nowhere."""
+        address = self._next
+        self._next += -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        return _Block(address)
+
+    def compile(self, function: ir.Function) -> Launcher:
+        """See `Device`."""
+        from tilert.codegen import generate
+
+        source = generate(function, self.arch)
+        used = nvrtc.resources(source.text, source.entry, self.arch)
+        self.kernels.append(
+            CompiledKernel(
+                function.name, source.text, source.entry, source.threads, source.shared_bytes, used
+            )
+        )
+        return _Launcher(self.launches, function.name)
+
+    def upload(self, target: "Array", source: np.ndarray[Any, Any]) -> None:
+        """See `Device`; the data is dropped."""
+
+    def download(self, source: "Array") -> np.ndarray[Any, Any]:
+        """See `Device`; zeros."""
+        return np.zeros(source.shape, source.dtype.numpy)
+
+    def copy_call(self, target: "Array", source: "Array") -> Callable[[], None]:
+        """See `Device`."""
+        return lambda: None
+
+    def fill_call(self, target: "Array", value: np.ndarray[Any, Any]) -> Callable[[], None]:
+        """See `Device`."""
+        return lambda: None
+
+    def pinned_block(self, nbytes: int) -> _HostBlock:
+        """See `Device`."""
+        return _HostBlock(nbytes)
+
+    def pinned_call(self, target: np.ndarray[Any, Any], source: "Array") -> Callable[[], None]:
+        """See `Device`."""
+        return lambda: None
+
+    def record_event(self, timing: bool = False) -> Event:
+        """See `Device`."""
+        return DoneEvent(0.0)
+
+    def synchronize(self) -> None:
+        """See `Device`."""
+
+    def memory(self) -> tuple[int, int]:
+        """See `Device`."""
+        return _MEMORY, _MEMORY
+
+    def info(self) -> dict[str, Any]:
+        """See `Device`."""
+        return {"kind": self.kind, "name": f"compile-only {self.arch}", "arch": self.arch}
+
+    def begin_capture(self) -> None:
+        """See `Device`."""
+
+    def end_capture(self, recorder: "Recorder") -> tuple[Callable[[], None], Callable[[], None]]:
+        """See `Device`."""
+        return (lambda: None), (lambda: None)
+
+    def abort_capture(self) -> None:
+        """See `Device`."""
