@@ -181,6 +181,11 @@ class Engine:
                 )
         return prompt.astype(np.int32)
 
+    @property
+    def runner(self) -> Runner:
+        """What steps run on; for benchmarks and tests, while no request is under way."""
+        return self._loop.runner
+
     def stats(self) -> dict[str, int]:
         """Counts as of now: requests, tokens, KV pages, steps."""
         scheduler = self._loop.scheduler

@@ -70,9 +70,9 @@ class Tiling(Protocol):
 class CpuTiling:
     """The whole of everything."""
 
-    fill = 1 << 18
+    fill = 1 << 16
     fan = 1
-    key_width = 512
+    key_width = 256
     """Keys a step of prefill attention: beyond this, scores leave the second-level cache."""
 
     def tokens(self, count: int) -> int:
@@ -82,10 +82,10 @@ class CpuTiling:
         return ProductTiles(tokens, outputs, inputs)
 
     def fuses_norm(self, tokens: int, dtype: DType) -> bool:
-        return False
+        return tokens == 1 and dtype != f16
 
     def decode_attention(self, batch: int, kv_heads: int) -> DecodeTiles:
-        return DecodeTiles(heads=kv_heads, pages=1, splits=1)
+        return DecodeTiles(heads=kv_heads, pages=2, splits=1)
 
     def prefill_attention(self, tokens: int, page_size: int) -> PrefillTiles:
         return PrefillTiles(rows=tokens, pages=max(1, self.key_width // page_size))

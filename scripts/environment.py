@@ -93,9 +93,10 @@ class Environment:
             extra = "" if group == "runtime" else "[dev]"
             self._pip("--editable", f"{ROOT}{extra}")
         if group == "oracle":
-            # One at a time: transformers must find the chosen torch in place.
+            # One at a time: transformers must find the chosen torch in place. Compiling the whole
+            # of both to bytecode takes longer than the tests that import a part.
             for package in ORACLE_PACKAGES:
-                self._pip(package)
+                self._pip("--no-compile", package)
         self._stamp(group).write_text(fingerprint(group))
 
     def _stamp(self, group: str) -> Path:

@@ -294,8 +294,9 @@ def special_id(token: str) -> int:
 def write_tokenizer(fixture: Fixture, folder: Path) -> None:
     """Write a byte-level BPE tokenizer of 288 entries and a chat template."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    merges = [tuple(pair.split(" ")) for pair in MERGES.split(",")]
-    vocabulary = [*alphabet, *("".join(pair) for pair in merges)]
+    pairs = (pair.split(" ") for pair in MERGES.split(","))
+    merges = [(left, right) for left, right in pairs]
+    vocabulary = [*alphabet, *(left + right for left, right in merges)]
     backend = tokenizers.Tokenizer(
         tokenizers.models.BPE(
             vocab={text: number for number, text in enumerate(vocabulary)}, merges=merges
@@ -406,10 +407,10 @@ class Reference:
         ]
 
 
-def expected_arrays(reference: Reference, seed: int) -> dict[str, NDArray[Any]]:
+def expected_arrays(reference: Reference, seed: int) -> dict[str, Any]:
     """Contents of expected.npz."""
     generator = np.random.default_rng(seed)
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, Any] = {}
     for number, length in enumerate(PROMPT_LENGTHS):
         prompt = reference.prompt(generator, length)
         arrays[f"prompt_{number}"] = prompt

@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from grout.errors import (
     EngineClosed,
     EngineDead,
-    GroutError,
     InvalidPrompt,
     InvalidSamplingParams,
     PromptTooLong,
@@ -99,11 +98,16 @@ def from_engine(error: Exception, param: str) -> ApiError:
         return invalid(error.param, f"{error}.")
     if isinstance(error, InvalidPrompt):
         return invalid(param, f"{error}.")
+    if isinstance(error, EngineClosed):
+        return ApiError(503, "The server is stopping.", code="engine_down", kind=SERVER_ERROR)
     logger.error("generation failed", exc_info=error)
-    if isinstance(error, EngineClosed | EngineDead):
-        return ApiError(503, f"Cannot generate: {error}", code="engine_down", kind=SERVER_ERROR)
-    if isinstance(error, GroutError):
-        return ApiError(500, f"Generation failed: {error}", code="engine_error", kind=SERVER_ERROR)
+    if isinstance(error, EngineDead):
+        return ApiError(
+            503,
+            "The engine has stopped after a failure; restart the server, whose log has the cause.",
+            code="engine_down",
+            kind=SERVER_ERROR,
+        )
     return ApiError(
         500,
         "Generation failed inside the server; its log has the details.",

@@ -8,6 +8,9 @@ from server.schemas import GenerationRequest
 
 __all__ = ["sampling_params"]
 
+MAX_TOP_K = 2**31 - 1
+"""More than any vocabulary has, and what the device's sampler can hold."""
+
 _OPENAI_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
@@ -25,7 +28,7 @@ def sampling_params(
     return SamplingParams(
         temperature=float(choose("temperature")),
         top_p=float(choose("top_p")),
-        top_k=max(int(choose("top_k")), 0),
+        top_k=min(max(int(choose("top_k")), 0), MAX_TOP_K),
         min_p=float(choose("min_p")),
         seed=request.seed,
         max_tokens=max_tokens,

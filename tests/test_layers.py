@@ -23,12 +23,15 @@ IMPORT_NAMES = {
     "nvidia-cuda-runtime": "nvidia",
 }
 
+# Starlette is what FastAPI is made of and pydantic_core what pydantic is: each pins the other.
+INSEPARABLE = {"starlette", "pydantic_core"}
+
 
 def declared_imports() -> set[str]:
-    """Import names of the runtime dependencies, and Starlette, which FastAPI re-exports."""
+    """Import names of the runtime dependencies and of their inseparable halves."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = [re.split(r"[^A-Za-z0-9_.-]", entry)[0] for entry in project["dependencies"]]
-    return {IMPORT_NAMES.get(name, name.replace("-", "_")) for name in names} | {"starlette"}
+    return {IMPORT_NAMES.get(name, name.replace("-", "_")) for name in names} | INSEPARABLE
 
 
 def imported_modules(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -1,6 +1,6 @@
 """What a kernel's parameters are annotated with."""
 
-from typing import Any, Generic, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Generic, TypeVar, TypeVarTuple
 
 from tilert.dtypes import DType
 
@@ -18,7 +18,7 @@ class Dyn:
     """
 
 
-class Mut(Generic[Unpack[Dims]]):
+class Mut(Generic[*Dims]):
     """A parameter that a program writes: it owns one piece of it, alone (rules O1 and O2).
 
     Attributes:
@@ -42,7 +42,7 @@ class Mut(Generic[Unpack[Dims]]):
         raise NotImplementedError("Mut.store works only inside a kernel")
 
 
-class Ref(Generic[Unpack[Dims]]):
+class Ref(Generic[*Dims]):
     """A parameter that every program may read and none may write (rule O1).
 
     Attributes:

@@ -12,6 +12,7 @@ from tilert import ir
 from tilert.device import Device, Launcher
 from tilert.errors import DeviceError
 from tilert.event import DoneEvent, Event
+from tilert.host_memory import host_memory
 
 if TYPE_CHECKING:
     from tilert.array import Array
@@ -125,15 +126,8 @@ class CpuDevice(Device):
             self.refuse_in_capture("waiting for the device")
 
     def memory(self) -> tuple[int, int]:
-        """See `Device`; free is what the system says it can give without swapping."""
-        page = os.sysconf("SC_PAGE_SIZE")
-        total = os.sysconf("SC_PHYS_PAGES") * page
-        try:
-            with open("/proc/meminfo", encoding="ascii") as lines:
-                fields = dict(line.split(":", 1) for line in lines)
-            return int(fields["MemAvailable"].split()[0]) * 1024, total
-        except (OSError, KeyError):
-            return os.sysconf("SC_AVPHYS_PAGES") * page, total
+        """See `Device`."""
+        return host_memory()
 
     def info(self) -> dict[str, Any]:
         """See `Device`."""

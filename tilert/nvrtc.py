@@ -9,7 +9,8 @@ from tilert.errors import CompileError
 
 __all__ = ["OPTIONS", "Resources", "compile", "resources", "version"]
 
-OPTIONS = ("--std=c++17", "-default-device")
+# 177: a declared function is not used; every kernel carries the same helpers.
+OPTIONS = ("--std=c++17", "-default-device", "--diag-suppress=177")
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def _compile(text: str, entry: str, arch: str, extra: tuple[str, ...]) -> tuple[
     try:
         options = [f"--gpu-architecture={arch}", *OPTIONS, *extra]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
-        log = b" " * checked("nvrtcGetProgramLogSize", program)
+        log = _buffer(checked("nvrtcGetProgramLogSize", program))
         checked("nvrtcGetProgramLog", program, log)
         shown = log.rstrip(b"\0 \n").decode(errors="replace")
         if status != ok:
@@ -104,8 +105,14 @@ def _compile(text: str, entry: str, arch: str, extra: tuple[str, ...]) -> tuple[
             raise CompileError(
                 f"kernel '{entry}' does not compile for {arch} ({reason.decode()}):\n{shown}"
             )
-        cubin = b" " * checked("nvrtcGetCUBINSize", program)
+        size = checked("nvrtcGetCUBINSize", program)
+        cubin = _buffer(size)
         checked("nvrtcGetCUBIN", program, cubin)
-        return cubin, shown
+        return cubin[:size], shown
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def _buffer(size: int) -> bytes:
+    """Bytes that the bindings write into: of length 2 or more, since Python shares shorter ones."""
+    return bytes(size + 2)

@@ -7,7 +7,6 @@ from typing import Any, Protocol, TypeAlias
 from tilert import ir
 from tilert.array import Array
 from tilert.device import Device, Use
-from tilert.dtypes import DType
 from tilert.errors import LaunchError, OwnershipError, TilertError
 from tilert.ownership import Place, caller, check_alias
 from tilert.partition import Partition
@@ -138,49 +137,47 @@ def make_op(kernel: _Kernel, values: Sequence[Any]) -> Op:
 def _make_op(kernel: _Kernel, values: Sequence[Any], place: Place, taken: list[Partition]) -> Op:
     arrays: list[Array] = []
     decls: list[_Decl] = []
+    types: list[_Type] = []
+    uses: list[Use] = []
     muts: list[tuple[_Decl, Partition]] = []
+    maps: dict[int, Array] = {}
     consts: list[tuple[str, Any]] = []
     for decl, value in zip(kernel.decls, values, strict=True):
-        if decl.kind == "const":
+        kind = decl.kind
+        if kind == "const":
             consts.append((decl.name, value))
             continue
-        if decl.kind == "mut":
+        mut: Partition | None = None
+        if kind == "mut":
             if not isinstance(value, Partition):
                 raise _wrong_mut(kernel, decl, value)
             value.move_to(kernel.name, place)
-            taken.append(value)
-            muts.append((decl, value))
-            value = value.array
+            mut = value
+            taken.append(mut)
+            muts.append((decl, mut))
+            if mut.index_map is not None:
+                maps[len(arrays)] = mut.index_map.array
+            value = mut.array
         elif not isinstance(value, Array):
             raise _wrong_ref(kernel, decl, value)
         arrays.append(value)
         decls.append(decl)
+        types.append(_array_type(kernel, decl, value, mut))
+        uses.append((value, mut is not None))
     if not muts:
         raise LaunchError(f"kernel '{kernel.name}' has no Mut, so nothing gives its grid")
-    device = arrays[0].device
+    uses += [(index, False) for index in maps.values()]
+    device = arrays[0].storage.device
     _check_devices(kernel, decls, arrays)
     _check_ownership(kernel, decls, arrays, muts)
     grid = _common_grid(kernel, muts)
-
-    by_name = {decl.name: mut for decl, mut in muts}
-    types = tuple(
-        _array_type(kernel, decl, array, by_name.get(decl.name))
-        for decl, array in zip(decls, arrays, strict=True)
-    )
-    static_grid = _static_grid(muts, grid)
-    uses = [(array, decl.kind == "mut") for decl, array in zip(decls, arrays, strict=True)]
-    maps = {
-        position: mut.index_map.array
-        for position, decl in enumerate(decls)
-        if (mut := by_name.get(decl.name)) is not None and mut.index_map is not None
-    }
-    uses += [(index, False) for index in maps.values()]
-    if math.prod(grid) == 0:
+    if 0 in grid:
         return Op(kernel.name, place, device, _nothing, taken, uses)
+    static_grid = _static_grid(muts, grid)
     # 1, 1.0 and True are equal as keys and different as constants.
-    key = (kernel, types, static_grid, tuple((v, type(v)) for _, v in consts))
+    key = (kernel, tuple(types), static_grid, tuple([(v, type(v)) for _, v in consts]))
     launcher = device.launcher(
-        key, lambda: kernel.specialize(_params(decls, types), static_grid, tuple(consts))
+        key, lambda: kernel.specialize(_params(decls, arrays, types), static_grid, tuple(consts))
     )
     return Op(kernel.name, place, device, launcher.bind(arrays, maps, grid), taken, uses)
 
@@ -243,13 +240,15 @@ def _check_ownership(
 
 def _common_grid(kernel: _Kernel, muts: list[tuple[_Decl, Partition]]) -> tuple[int, ...]:
     """The launch grid (rule O2), padded with 1 to the longest."""
-    rank = max(len(mut.grid) for _, mut in muts)
-    first, grid = muts[0][0], _padded(muts[0][1].grid, rank)
+    grid = muts[0][1].grid
     for decl, mut in muts[1:]:
+        rank = max(len(grid), len(mut.grid))
+        grid = _padded(grid, rank)
         if _padded(mut.grid, rank) != grid:
+            first = muts[0]
             raise OwnershipError(
                 f"O2 disjoint pieces: the Muts of kernel '{kernel.name}' disagree on the grid:"
-                f" '{first.name}' has {list(muts[0][1].grid)} pieces and '{decl.name}'"
+                f" '{first[0].name}' has {list(first[1].grid)} pieces and '{decl.name}'"
                 f" {list(mut.grid)}"
             )
     if math.prod(grid) > _INT32_MAX:
@@ -266,55 +265,54 @@ def _padded(grid: tuple[int, ...], rank: int) -> tuple[int, ...]:
 
 def _static_grid(muts: list[tuple[_Decl, Partition]], grid: tuple[int, ...]) -> Extents:
     """The grid as the specialisation knows it: an axis is run time unless some Mut fixes it."""
-    fixed: set[int] = set()
+    unknown = set(range(len(grid)))
     for decl, mut in muts:
-        own = range(len(mut.grid))
-        fixed.update(
-            axis
-            for axis in range(len(grid))
-            if axis not in own
-            or not (axis in decl.dyn or (axis == 0 and mut.index_map is not None))
-        )
-    return tuple(n if axis in fixed else None for axis, n in enumerate(grid))
+        varying = decl.dyn | {0} if mut.index_map is not None else decl.dyn
+        # Where the grid is padded for this Mut, its extent is 1.
+        unknown &= {axis for axis in varying if axis < len(mut.grid)}
+    if not unknown:
+        return grid
+    return tuple([None if axis in unknown else n for axis, n in enumerate(grid)])
 
 
 # Type of an array parameter as a cheap key: dtype, shape, strides, tile, indexed, aligned.
-_Type: TypeAlias = tuple[str, Extents, Extents, tuple[int, ...] | None, bool, bool, DType]
+_Type: TypeAlias = tuple[str, Extents, Extents, tuple[int, ...] | None, bool, bool]
 
 
 def _array_type(kernel: _Kernel, decl: _Decl, array: Array, mut: Partition | None) -> _Type:
     shape: Extents = array.shape
     strides: Extents = array.strides
-    if shape and max(array.shape) > _INT32_MAX:
-        raise LaunchError(
-            f"argument '{decl.name}' of kernel '{kernel.name}' has shape {list(shape)}; an axis may"
-            " have at most 2^31 - 1 elements"
-        )
-    if decl.dyn:
-        last = max(decl.dyn)
+    for n in array.shape:
+        if n > _INT32_MAX:
+            raise LaunchError(
+                f"argument '{decl.name}' of kernel '{kernel.name}' has shape {list(shape)}; an axis"
+                " may have at most 2^31 - 1 elements"
+            )
+    dyn = decl.dyn
+    if dyn:
+        last = max(dyn)
         if last >= len(shape):
             raise LaunchError(
                 f"argument '{decl.name}' of kernel '{kernel.name}' is declared with a run-time axis"
                 f" {last}, got shape {list(shape)}"
             )
         # A stride is run time where it is a product that holds a run-time extent.
-        shape = tuple(None if axis in decl.dyn else n for axis, n in enumerate(shape))
-        strides = tuple(None if axis < last else s for axis, s in enumerate(strides))
-    return (
-        array.dtype.name,
-        shape,
-        strides,
-        None if mut is None else mut.tile,
-        mut is not None and mut.index_map is not None,
-        array.address % 16 == 0,
-        array.dtype,
-    )
+        shape = tuple([None if axis in dyn else n for axis, n in enumerate(shape)])
+        if last:
+            strides = (None,) * last + array.strides[last:]
+    dtype = array.dtype
+    aligned = (array.storage.address + array.offset * dtype.itemsize) % 16 == 0
+    if mut is None:
+        return dtype.name, shape, strides, None, False, aligned
+    return dtype.name, shape, strides, mut.tile, mut.index_map is not None, aligned
 
 
-def _params(decls: list[_Decl], types: tuple[_Type, ...]) -> tuple[ir.Param, ...]:
+def _params(decls: list[_Decl], arrays: list[Array], types: list[_Type]) -> tuple[ir.Param, ...]:
     return tuple(
-        ir.Param(decl.name, position, decl.kind, dtype, shape, strides, tile, indexed, aligned)
-        for position, (decl, (_, shape, strides, tile, indexed, aligned, dtype)) in enumerate(
-            zip(decls, types, strict=True)
+        ir.Param(
+            decl.name, position, decl.kind, array.dtype, shape, strides, tile, indexed, aligned
+        )
+        for position, (decl, array, (_, shape, strides, tile, indexed, aligned)) in enumerate(
+            zip(decls, arrays, types, strict=True)
         )
     )

@@ -48,6 +48,8 @@ class Region:
         itemsize: bytes of one element.
         low, high: half-open byte range that holds every element; equal when the view is empty.
         dense: whether every byte of [low, high) belongs to the view.
+        overlaps_itself: whether two indices may name one byte; exact where strides nest, as those
+            of views do.
     """
 
     start: int
@@ -57,6 +59,7 @@ class Region:
     low: int = field(init=False, compare=False)
     high: int = field(init=False, compare=False)
     dense: bool = field(init=False, compare=False)
+    overlaps_itself: bool = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         low = high = self.start
@@ -71,23 +74,21 @@ class Region:
             low = high = self.start
         else:
             high += self.itemsize
+        twice = count > 0 and _overlaps_itself(self)
         object.__setattr__(self, "low", low)
         object.__setattr__(self, "high", high)
-        dense = high - low == count * self.itemsize and not self.overlaps_itself
-        object.__setattr__(self, "dense", dense)
+        object.__setattr__(self, "overlaps_itself", twice)
+        object.__setattr__(self, "dense", high - low == count * self.itemsize and not twice)
 
-    @property
-    def overlaps_itself(self) -> bool:
-        """Whether two indices may name one byte; exact for nested strides, which views have."""
-        reach = self.itemsize
-        for stride, n in sorted(zip(map(abs, self.strides), self.shape, strict=True)):
-            if n == 0:
-                return False
-            if n > 1:
-                if stride < reach:
-                    return 0 not in self.shape
-                reach += (n - 1) * stride
-        return False
+
+def _overlaps_itself(region: Region) -> bool:
+    reach = region.itemsize
+    for stride, n in sorted(zip(map(abs, region.strides), region.shape, strict=True)):
+        if n > 1:
+            if stride < reach:
+                return True
+            reach += (n - 1) * stride
+    return False
 
 
 class _Geometry:
@@ -108,7 +109,7 @@ def overlap(a: Region, b: Region) -> bool:
 
     Exact; only a pair beyond the solver's work bound is taken to overlap.
     """
-    if a.high <= b.low or b.high <= a.low:
+    if a.high <= b.low or b.high <= a.low or a.low == a.high or b.low == b.high:
         return False
     if a.dense and b.dense:
         return True

@@ -19,7 +19,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 # Four buffers keep the link busy while the host fills or empties another one.
 _BUFFERS = 4
-_CHUNK = 8 * 2**20
+_CHUNK = 16 * 2**20
 # One thread copies at about a third of what the link takes.
 _THREADS = 4
 

@@ -41,13 +41,18 @@ ROUNDS = 36
 
 
 @tilert.inline
-def cleaned(x: Any, inside: Any) -> Any:
-    """Logits without NaN (the lowest), infinities (the finite ends) or -0; -inf where not inside.
+def finite(x: Any) -> Any:
+    """Logits without NaN (the lowest), infinities (the finite ends) or -0.
 
     A model that overflows must give some token, not a search without end.
     """
-    finite = where(x == x, minimum(maximum(x, -LARGEST), LARGEST), -LARGEST) + 0.0
-    return where(inside, finite, MINUS_INF)
+    return where(x == x, minimum(maximum(x, -LARGEST), LARGEST), -LARGEST) + 0.0
+
+
+@tilert.inline
+def step_of(logits: Any, b: Any, j: Any) -> Any:
+    """A block of a row of logits, finite; -inf beyond the vocabulary."""
+    return where(j.offsets < logits.shape[1], finite(logits[b, j]), MINUS_INF)
 
 
 @tilert.inline
@@ -66,29 +71,34 @@ def chunk_best(best: Mut, index: Mut, logits: Ref, chunk: Const[int]):
     b, c = best.index
     start = c.number * chunk
     x = logits[b.number, span(start, chunk)]
-    x = cleaned(x, start + iota(chunk) < logits.shape[1])
+    x = where(start + iota(chunk) < logits.shape[1], finite(x), MINUS_INF)
     best.store(max(x))
     index.store(start + argmax(x, 0))
 
 
 @tilert.inline
-def amounts(x: Any, thresholds: Any, top: Any, temperature: Any, by_count: Any) -> Any:
-    """For each threshold the number of tokens at or above it, or their mass."""
+def weighed(x: Any, top: Any, temperature: Any, by_count: Any) -> Any:
+    """Keys of tokens, and what each counts for: 1, or its mass relative to the top one's."""
     weights = full(x.shape, 1.0, f32) if by_count else exp((x - top) / temperature)
-    above = ordered(x)[None, :] >= thresholds[:, None]
-    return sum(where(above, weights[None, :], 0.0), axis=1)
+    return ordered(x), weights
 
 
 @tilert.inline
-def total_above(
+def above(keys: Any, weights: Any, thresholds: Any) -> Any:
+    """For each threshold the weight of all keys at or above it."""
+    return sum(where(keys[None, :] >= thresholds[:, None], weights[None, :], 0.0), axis=1)
+
+
+@tilert.inline
+def all_above(
     logits: Any, b: Any, thresholds: Any, top: Any, temperature: Any, by_count: Any, block: Any
 ) -> Any:
-    """`amounts` over a row of logits. They fall as the threshold rises, rounding included: every
+    """`above` over a row of logits. It falls as the threshold rises, rounding included: every
     threshold's sum runs over the same tree."""
     total = zeros(thresholds.shape, f32)
     for j in tiles(logits, axis=1, size=block):
-        x = cleaned(logits[b, j], j.offsets < logits.shape[1])
-        total = total + amounts(x, thresholds, top, temperature, by_count)
+        keys, weights = weighed(step_of(logits, b, j), top, temperature, by_count)
+        total = total + above(keys, weights, thresholds)
     return total
 
 
@@ -106,14 +116,21 @@ def highest(
 ) -> Any:
     """The largest key at or above which at least `need` lies, between `low` and the key of `top`.
 
-    `fan` thresholds a round cut the interval [low, high) into fan + 1 parts.
+    `fan` thresholds a round cut the interval [low, high) into fan + 1 parts. Keys and weights are
+    worked out once where a block holds the whole row.
     """
     high = ordered(top) + 1
+    whole = block >= logits.shape[1]
+    if whole:
+        keys, weights = weighed(finite(logits[b, :]), top, temperature, by_count)
     for _ in range(ROUNDS):
         if high - low > 1:
             step = maximum((high - low) // (fan + 1), 1)
             thresholds = low + step * (iota(fan).to(u32) + 1)
-            found = total_above(logits, b, thresholds, top, temperature, by_count, block)
+            if whole:
+                found = above(keys, weights, thresholds)
+            else:
+                found = all_above(logits, b, thresholds, top, temperature, by_count, block)
             met = sum(where(found >= need, 1, full((fan,), 0, i32)))
             low = low + step * met.to(u32)
             high = where(met < fan, minimum(high, low + step), high)
@@ -139,7 +156,7 @@ def draw(
     """
     best = full((), MINUS_INF, f32)
     for j in tiles(logits, axis=1, size=block):
-        x = cleaned(logits[b, j], j.offsets < logits.shape[1])
+        x = step_of(logits, b, j)
         z = (x - top) / temperature
         noise = -log(exponential(random_bits(key, j.offsets.to(u32))))
         kept = (ordered(x) >= low) & (z >= log(min_p))
@@ -188,7 +205,7 @@ def sample(
             low = highest(logits, b, low, top, t, k.to(f32), True, block, fan)
         p = top_p[b]
         if p < 1.0:
-            mass = total_above(logits, b, low + zeros((1,), u32), top, t, False, block)
+            mass = all_above(logits, b, low + zeros((1,), u32), top, t, False, block)
             low = highest(logits, b, low, top, t, p * sum(mass), False, block, fan)
         key = stream_key(seeds[b, 0], seeds[b, 1], position.to(u32))
         token = draw(logits, b, low, top, t, min_p[b], key, token, block)

@@ -22,7 +22,7 @@ FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 NAMES = ("llama", "llama3-rope", "qwen3-tied", "qwen3-untied", "qwen3-yarn")
 # Largest relative error of a logit: float32 rounding, and that of weights, activations and cache in
 # 8 and 11 bits of mantissa.
-TOLERANCE = {"float32": 1e-4, "bfloat16": 6e-2, "float16": 8e-3}
+TOLERANCE = {tilert.f32: 1e-4, tilert.bf16: 6e-2, tilert.f16: 8e-3}
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def test_prefill_logits(fixture: Fixture, device: tilert.Device, number: int) ->
     session = Session(fixture.folder, device, tilert.f32)
     for length in sorted({1, len(prompt) // 2 + 1, len(prompt)}):
         error = relative_error(session.prefill(prompt[:length]), expected[length - 1])
-        assert error < TOLERANCE["float32"], f"after {length} tokens"
+        assert error < TOLERANCE[tilert.f32], f"after {length} tokens"
 
 
 @pytest.mark.parametrize("sizes", [[1, 16, 53], [32, 32, 6], [3, 3, 64]])
@@ -66,7 +66,7 @@ def test_chunked_prefill_logits(fixture: Fixture, device: tilert.Device, sizes: 
     assert sum(sizes) == len(prompt)
     session = Session(fixture.folder, device, tilert.f32)
     actual = session.chunks(prompt, sizes)
-    assert relative_error(actual, expected[np.cumsum(sizes) - 1]) < TOLERANCE["float32"]
+    assert relative_error(actual, expected[np.cumsum(sizes) - 1]) < TOLERANCE[tilert.f32]
 
 
 def test_decode_logits(fixture: Fixture, device: tilert.Device) -> None:
@@ -74,7 +74,7 @@ def test_decode_logits(fixture: Fixture, device: tilert.Device) -> None:
     session = Session(fixture.folder, device, tilert.f32)
     rows = [session.prefill(prompt[:2])]
     rows += [session.decode(int(prompt[at]), at) for at in range(2, len(prompt))]
-    assert relative_error(np.stack(rows), expected[1:]) < TOLERANCE["float32"]
+    assert relative_error(np.stack(rows), expected[1:]) < TOLERANCE[tilert.f32]
 
 
 @pytest.mark.parametrize("dtype", [tilert.bf16, tilert.f16], ids=["bfloat16", "float16"])
@@ -85,7 +85,7 @@ def test_logits_in_half_precision(
     session = Session(fixture.folder, device, dtype)
     rows = [session.prefill(prompt[:-3])]
     rows += [session.decode(int(prompt[at]), at) for at in range(len(prompt) - 3, len(prompt))]
-    assert relative_error(np.stack(rows), expected[-4:]) < TOLERANCE[dtype.name]
+    assert relative_error(np.stack(rows), expected[-4:]) < TOLERANCE[dtype]
 
 
 def test_greedy_tokens(fixture: Fixture, device: tilert.Device) -> None:

@@ -7,13 +7,16 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import uvicorn
 
 from grout.errors import PromptTooLong
 from grout.request import Delta, SamplingParams
 from server.app import create_app
+from server.protocol import ServingEngine
+
+EngineT = TypeVar("EngineT", bound=ServingEngine)
 
 MODEL = "acme/tiny-1"
 REPLY = ["Hel", "lo", ", 世界", "! ", "🙂", "\n", "bye\u2028."]
@@ -131,10 +134,10 @@ class FakeEngine:
         return bytes(token for token in self.requests[-1][0] if token < 256).decode()
 
 
-class Live:
+class Live(Generic[EngineT]):
     """A server for an engine on a loopback port, in a thread of this process."""
 
-    def __init__(self, engine: FakeEngine, api_key: str | None = None) -> None:
+    def __init__(self, engine: EngineT, api_key: str | None = None) -> None:
         self.engine = engine
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
@@ -148,7 +151,7 @@ class Live:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
 
-    def __enter__(self) -> "Live":
+    def __enter__(self) -> Self:
         self._thread.start()
         wait_for(lambda: self._server.started)
         return self
@@ -173,7 +176,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 @contextlib.contextmanager
-def live(**settings: Any) -> Iterator[Live]:
+def live(**settings: Any) -> Iterator[Live[FakeEngine]]:
     """A server for `FakeEngine(**settings)`."""
     with Live(FakeEngine(**settings)) as server:
         yield server

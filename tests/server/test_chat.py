@@ -62,7 +62,7 @@ def test_raw_stream_has_one_line_an_event_and_ends_in_done(http: httpx.Client) -
     assert all(len(event.splitlines()) == 1 for event in events[:-1])
 
 
-def test_async_client_many_at_once(server: Live) -> None:
+def test_async_client_many_at_once(server: Live[FakeEngine]) -> None:
     server.engine.delay = 0.01
 
     async def main() -> list[str]:
@@ -107,7 +107,7 @@ def test_messages_reach_the_template_flat(client: openai.OpenAI, engine: FakeEng
             {"role": "developer", "content": "Be brief."},
             {"role": "user", "name": "Ann", "content": [{"type": "text", "text": "a"}] * 2},
             earlier,  # type: ignore[list-item]  # as clients do it: with all its null fields
-            {"role": "assistant", "content": None, "reasoning_content": "hm"},  # type: ignore[misc,list-item]
+            {"role": "assistant", "content": None, "reasoning_content": "hm"},  # type: ignore[list-item]
             {"role": "system", "content": ""},
         ],
         extra_body={"chat_template_kwargs": {"enable_thinking": False}},
@@ -162,6 +162,12 @@ def test_sampling_falls_back_to_the_model_then_to_openai(
         stop=("x",),
         max_tokens=engine.max_model_len - len(prompt),
     )
+
+
+def test_top_k_beyond_any_vocabulary(http: httpx.Client, engine: FakeEngine) -> None:
+    body = {"messages": ASK, "top_k": 10**12}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+    assert engine.requests[-1][1].top_k == 2**31 - 1
 
 
 def test_harmless_and_neutral_parameters_are_taken(client: openai.OpenAI) -> None:

@@ -264,7 +264,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, lines: list[str], *arguments: str) -> i
 
 
 def test_chat_with_a_server(
-    server: Live,
+    server: Live[FakeEngine],
     engine: FakeEngine,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -283,7 +283,7 @@ def test_chat_with_a_server(
 
 
 def test_chat_shows_a_servers_errors(
-    server: Live,
+    server: Live[FakeEngine],
     engine: FakeEngine,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -299,7 +299,7 @@ def test_chat_shows_a_servers_errors(
 
 
 def test_ctrl_c_stops_a_servers_answer(
-    server: Live, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    server: Live[FakeEngine], engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("no_proxy", "*")
     engine.endless, engine.delay = True, 0.01

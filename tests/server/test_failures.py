@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from grout.errors import PromptTooLong, StepFailed
+from grout.errors import EngineDead, PromptTooLong, StepFailed
 from tests.server.fakes import MODEL, FakeEngine, Live, live, wait_for
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -17,7 +17,7 @@ PROMPT = {"prompt": "Hi"}
 ROUTES = [("/v1/chat/completions", CHAT), ("/v1/completions", PROMPT)]
 
 
-def send(server: Live, path: str, body: dict[str, Any]) -> socket.socket:
+def send(server: Live[FakeEngine], path: str, body: dict[str, Any]) -> socket.socket:
     """Send a request and return its connection, the answer unread."""
     host, port = server.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=10)
@@ -40,7 +40,7 @@ def still_answers(http: httpx.Client, engine: FakeEngine) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("delay", [0.002, 30.0])
 def test_leaving_aborts(
-    server: Live,
+    server: Live[FakeEngine],
     http: httpx.Client,
     engine: FakeEngine,
     path: str,
@@ -75,7 +75,7 @@ def test_closing_the_clients_stream_aborts(
 
 
 def test_leaving_before_the_body_is_complete(
-    server: Live, http: httpx.Client, engine: FakeEngine
+    server: Live[FakeEngine], http: httpx.Client, engine: FakeEngine
 ) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
@@ -88,7 +88,7 @@ def test_leaving_before_the_body_is_complete(
 
 
 def test_a_client_that_stops_reading_holds_up_no_one(
-    server: Live, http: httpx.Client, engine: FakeEngine
+    server: Live[FakeEngine], http: httpx.Client, engine: FakeEngine
 ) -> None:
     engine.reply = ["x" * 65536] * 400
     with send(server, "/v1/completions", {**PROMPT, "stream": True, "max_tokens": 401}):
@@ -102,13 +102,14 @@ def test_a_client_that_stops_reading_holds_up_no_one(
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("failure", "code", "says"),
+    ("failure", "status", "code"),
     [
-        (RuntimeError("secret detail"), "internal_error", "log"),
-        (StepFailed("step 7 failed"), "engine_error", "step 7 failed"),
+        (RuntimeError("secret detail"), 500, "internal_error"),
+        (StepFailed("the step failed: secret detail"), 500, "internal_error"),
+        (EngineDead("restart: secret detail"), 503, "engine_down"),
     ],
 )
-def test_failing_at_once_is_a_500(
+def test_failing_at_once_is_a_5xx(
     http: httpx.Client,
     engine: FakeEngine,
     caplog: pytest.LogCaptureFixture,
@@ -116,14 +117,14 @@ def test_failing_at_once_is_a_500(
     body: dict[str, Any],
     stream: bool,
     failure: Exception,
+    status: int,
     code: str,
-    says: str,
 ) -> None:
     engine.fail_after, engine.failure = 0, failure
     response = http.post(path, json={**body, "stream": stream})
     error = response.json()["error"]
-    assert (response.status_code, error["type"], error["code"]) == (500, "server_error", code)
-    assert says in error["message"]
+    assert (response.status_code, error["type"], error["code"]) == (status, "server_error", code)
+    assert "log" in error["message"]
     assert "secret" not in response.text
     assert "Traceback" not in response.text
     assert [record.levelno for record in caplog.records] == [logging.ERROR]

@@ -13,7 +13,7 @@ from server.body import parse_json
 from server.errors import ApiError
 from server.reasoning import ReasoningSplitter
 from server.schemas import ChatRequest, CompletionRequest
-from tests.server.fakes import Live
+from tests.server.fakes import FakeEngine, Live
 
 FIELDS = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields})
 OTHERS = ["n", "tools", "logprobs", "logit_bias", "response_format", "user", "echo", "suffix"]
@@ -83,7 +83,7 @@ bodies = st.one_of(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(body=bodies)
-def test_bodies(http: httpx.Client, server: Live, path: str, body: Any) -> None:
+def test_bodies(http: httpx.Client, server: Live[FakeEngine], path: str, body: Any) -> None:
     raw = json.dumps(body).encode()
     response = http.post(path, content=raw, headers={"Content-Type": "application/json"})
     assert response.status_code in (200, 400, 404), (body, response.text)

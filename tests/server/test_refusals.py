@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from grout.errors import EngineDead, InvalidPrompt, InvalidSamplingParams
+from grout.errors import EngineClosed, InvalidPrompt, InvalidSamplingParams
 from models.errors import ChatTemplateError
 from server import body as body_module
 from tests.server.fakes import FakeEngine
@@ -81,15 +81,17 @@ def test_body_size(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
         *[("max_tokens", value, "invalid_value") for value in (0, -1)],
         *[("max_tokens", value, "invalid_type") for value in (1.5, 16.0, "16", True, [1])],
         *[("temperature", value, "invalid_value") for value in (-0.1, 2.1)],
-        *[("temperature", value, "invalid_type") for value in ("1", True, {}, [])],
+        ("temperature", {}, "invalid_type"),
+        *[("temperature", value, "invalid_type") for value in ("1", True)],
         *[("top_p", value, "invalid_value") for value in (0, -1, 1.01)],
-        *[("top_k", value, "invalid_value") for value in (-2,)],
+        ("top_k", -2, "invalid_value"),
         *[("top_k", value, "invalid_type") for value in (1.5, "1", False)],
         *[("min_p", value, "invalid_value") for value in (-0.1, 1.1)],
         *[("seed", value, "invalid_type") for value in (1.0, "1", True)],
         *[("seed", value, "invalid_value") for value in (2**63, -(2**63) - 1, 10**40)],
-        *[("stop", value, "invalid_type") for value in (1, {})],
-        *[("stop", value, "invalid_value") for value in (["a"] * 17,)],
+        ("stop", 1, "invalid_type"),
+        ("stop", {}, "invalid_type"),
+        ("stop", ["a"] * 17, "invalid_value"),
         ("stop_token_ids", 3, "invalid_type"),
         ("ignore_eos", 1, "invalid_type"),
         ("stream", "yes", "invalid_type"),
@@ -358,8 +360,8 @@ def test_refusals_of_the_engine(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_dead_engine(http: httpx.Client, engine: FakeEngine, stream: bool) -> None:
-    engine.refusal = EngineDead("the engine has stopped")
+def test_closed_engine(http: httpx.Client, engine: FakeEngine, stream: bool) -> None:
+    engine.refusal = EngineClosed("the engine was closed")
     response = http.post(COMPLETIONS, json={"prompt": "x", "stream": stream})
     error = response.json()["error"]
     assert (response.status_code, error["type"], error["code"]) == (

@@ -66,6 +66,7 @@ def test_what_a_graph_cannot_hold(dev: FakeCpu) -> None:
             f"O6 graphs: {what} cannot be part of a captured graph; do it before tilert.capture,"
             " or after a replay"
         )
+        del caught
         a.numpy()
     assert dev.recorder is None
 

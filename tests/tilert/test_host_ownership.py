@@ -91,7 +91,7 @@ def test_alias_message(dev: FakeCpu) -> None:
     )
     add_one()(a[:2].partition(1, 4), a[2:]).run()
     add_one()(a[:, ::2].partition(1, 2), a[:, 1::2]).run()
-    np.testing.assert_array_equal(a.numpy()[0], [10, 9, 12, 11])
+    np.testing.assert_array_equal(a.numpy()[0], [11, 10, 13, 12])
 
 
 def test_moved_message_names_the_op(dev: FakeCpu) -> None:

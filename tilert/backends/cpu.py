@@ -5,7 +5,6 @@ kept for the next launch like it.
 """
 
 import builtins
-import linecache
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilert.backends.cpu_emit import generate
+from tilert.backends.cpu_emit import Generated, generate
 from tilert.ir import Function
 
 __all__ = ["CpuKernel", "compile"]
@@ -64,17 +63,52 @@ class CpuKernel:
 
     def source(self, shapes: Sequence[tuple[int, ...]], grid: tuple[int, ...]) -> str:
         """The Python code of a launch with these array shapes, for people and tests."""
-        return generate(self.function, shapes, grid, (0,) * len(grid))[0]
+        parts = _parts(self.function, tuple(shapes), grid, (0,) * len(grid))
+        return "\n".join(part.text for part in parts)
 
     def _build(self, key: _Key) -> Callable[..., Launch]:
         grid, shapes = key
-        text, namespace = generate(self.function, shapes, grid, (0,) * len(grid))
-        filename = f"<tilert cpu {self.function.name} {id(self):x} {grid} {shapes}>"
-        exec(builtins.compile(text, filename, "exec"), namespace)
-        # Tracebacks and profilers show the generated lines.
-        linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
-        build: Callable[..., Launch] = namespace["build"]
-        return build
+        builds: list[Callable[..., Launch]] = []
+        for i, part in enumerate(_parts(self.function, shapes, grid, (0,) * len(grid))):
+            filename = f"<tilert cpu {self.function.name} {id(self):x} {grid} {shapes} {i}>"
+            exec(builtins.compile(part.text, filename, "exec"), part.namespace)
+            builds.append(part.namespace["build"])
+        return builds[0] if len(builds) == 1 else _sequence(builds)
+
+
+def _parts(
+    function: Function,
+    shapes: tuple[tuple[int, ...], ...],
+    grid: tuple[int, ...],
+    start: tuple[int, ...],
+) -> list[Generated]:
+    """The code of a grid, its ragged last programs apart if they would cost the others a copy."""
+    whole = generate(function, shapes, grid, start)
+    for axis in whole.ragged:
+        if grid[axis] > 1:
+            most, last = list(grid), list(grid)
+            most[axis], last[axis] = grid[axis] - 1, 1
+            after = list(start)
+            after[axis] += grid[axis] - 1
+            return _parts(function, shapes, tuple(most), start) + _parts(
+                function, shapes, tuple(last), tuple(after)
+            )
+    return [whole]
+
+
+def _sequence(builds: Sequence[Callable[..., Launch]]) -> Callable[..., Launch]:
+    """One build function for parts of a grid, which run in order."""
+
+    def build(*args: Any) -> Launch:
+        launches = [part(*args) for part in builds]
+
+        def run() -> None:
+            for launch in launches:
+                launch()
+
+        return run
+
+    return build
 
 
 def _nothing() -> None:

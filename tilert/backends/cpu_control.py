@@ -56,7 +56,10 @@ def _fused(em: "Emitter", op: Op, inits: list[Form], trips: range) -> bool:
     em.access |= found.access
     em.env[body.args[0]] = em.scalar(found.start, i32)
     em.env.update(zip(body.args[1:], inits, strict=True))
-    _give(em, op, [replace(f, fresh=em.block) for f in em.emit_block(body)])
+    ends = em.emit_block(body)
+    # A value that the loop only passes on is not a new array.
+    fresh = [em.block if chain else -1 for chain in found.chains]
+    _give(em, op, [replace(f, fresh=b) for f, b in zip(ends, fresh, strict=True)])
     return True
 
 

@@ -5,9 +5,10 @@ addresses are mostly constants. A build function makes the views of one launch a
 closure that runs it.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from tilert.dtypes import DType, f32, i32
 from tilert.ir import Access, Block, Function, Op, Param, Value, walk
 from tilert.ops import OPS
 
-__all__ = ["Emitter", "generate"]
+__all__ = ["Emitter", "Generated", "generate"]
 
 # A constant larger than this is computed at every launch instead of being kept.
 _KEPT_ELEMENTS = 1 << 16
@@ -42,6 +43,7 @@ class Emitter:
         mask: the mask over programs that guards stores, if any (None at run time: everywhere).
         live, uses: operations that matter, and how often those use each value.
         shapes, access: replacements while a loop is emitted as one product.
+        ragged: grid axes whose last program makes a large load a copy.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Emitter:
         self.access: dict[Op, tuple[Access, ...]] = {}
         self.live = _live(function.body)
         self.uses = Counter(a for op in self.live for a in op.args)
+        self.ragged: set[int] = set()
         self._twins = _twins(function.body, self.live)
         self.uses.update(twin.result for twin in self._twins.values())
         self._names = 0
@@ -147,7 +150,7 @@ class Emitter:
             shape: run-time shape. view: whether the expression is a view of its argument.
             fresh: whether it is a new array.
         """
-        size = int(np.prod(shape, dtype=np.int64))
+        size = math.prod(shape)
         form = Form("", shape, value.dtype, len(value.shape))
         if all(a.is_known for a in args) and size <= _KEPT_ELEMENTS:
             known = eval(text, self.namespace)
@@ -170,7 +173,7 @@ class Emitter:
             text = f"full({shape}, {form.text}, T_{form.dtype.name})"
         else:
             text = f"expand({form.text}, {shape})"
-        if form.is_known and int(np.prod(shape, dtype=np.int64)) <= _KEPT_ELEMENTS:
+        if form.is_known and math.prod(shape) <= _KEPT_ELEMENTS:
             return self.constant(eval(text, self.namespace))
         return self.let(text)
 
@@ -186,7 +189,7 @@ class Emitter:
             form.fresh == self.block
             and self.uses[value] == 1
             and form.dtype == f32
-            and int(np.prod(form.shape, dtype=np.int64)) >= _REUSED_ELEMENTS
+            and math.prod(form.shape) >= _REUSED_ELEMENTS
         )
 
     def program(self, axis: int) -> Form:
@@ -445,13 +448,28 @@ def _twins(body: Block, live: set[Op]) -> dict[Op, Op]:
     return twins
 
 
+@dataclass(frozen=True)
+class Generated:
+    """Code of one launch shape.
+
+    Attributes:
+        text: source of `build(arrays, maps)`, which returns the closure that runs the launch.
+        namespace: globals of the source.
+        ragged: grid axes whose last program makes a large load a copy; worth a launch of its own.
+    """
+
+    text: str
+    namespace: dict[str, Any]
+    ragged: frozenset[int]
+
+
 def generate(
     function: Function,
     extents: Sequence[tuple[int, ...]],
     grid: tuple[int, ...],
     start: tuple[int, ...],
-) -> tuple[str, dict[str, Any]]:
-    """The source of `build(arrays, maps)` and the globals that it needs.
+) -> Generated:
+    """The code that runs a grid over arrays of these shapes.
 
     Args:
         extents: shape of every array. grid: programs to run on each axis, at least 1.
@@ -468,4 +486,5 @@ def generate(
     body = em.lines or ["        pass"]
     run = ["    def run():", "        with np.errstate(all='ignore'):"]
     run += ["    " + line for line in body]
-    return "\n".join([*head, *em.prologue, *run, "    return run", ""]), em.namespace
+    text = "\n".join([*head, *em.prologue, *run, "    return run", ""])
+    return Generated(text, em.namespace, frozenset(em.ragged))

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Place", "load"]
 
+# Elements from which on a copy that grows a whole array is worth a second launch.
+_LARGE = 1 << 16
+
 Moves = tuple[tuple[int, int], ...]
 
 
@@ -51,6 +54,10 @@ class Place:
     step: int = 1
     grid_steps: dict[int, int] = field(default_factory=dict)
     last: int = 0
+
+    def gather(self) -> None:
+        """Leaves the axis to fancy indexing."""
+        self.kind, self.base, self.step, self.grid_steps = "gather", 0, 1, {}
 
     @property
     def start(self) -> Form:
@@ -81,7 +88,7 @@ def _classify(em: "Emitter", p: Place) -> None:
             shape[d] = n
             linear = linear + steps[d] * np.arange(n).reshape(shape)
     if not np.array_equal(np.broadcast_to(linear, known.shape), known):
-        p.kind = "gather"
+        p.gather()
         return
     if p.each:
         p.step = steps.pop()
@@ -90,11 +97,11 @@ def _classify(em: "Emitter", p: Place) -> None:
     low, p.last = int(known.min()), int(known.max())
     if not p.each:
         p.last += p.size - 1
-    if low < 0:
-        p.kind = "gather"
-    elif p.last >= p.extent:
-        simple = p.kept and not p.each and min(p.grid_steps.values(), default=0) >= 0
-        p.kind = "pad" if simple else "gather"
+    outside = low < 0 or p.last >= p.extent
+    if outside and low >= 0 and p.kept and not p.each and min(steps, default=0) >= 0:
+        p.kind = "pad"
+    elif outside:
+        p.gather()
 
 
 def load(em: "Emitter", array: str, places: Sequence[Place], fill: str, dtype: Any) -> Form:
@@ -203,6 +210,8 @@ def _viewed(
         extents = (*grid, *(p.last + 1 - p.base if p.kind == "pad" else p.size for p in kept))
         text = em.let(f"pad({text}, {extents}, {fill})")
         if any(p.grid_steps for p in padded):
+            if math.prod(extents) > _LARGE:
+                em.ragged |= {em.grid.position.index(g) for p in padded for g in p.grid_steps}
             final: list[tuple[int, Moves]] = []
             for g, n in enumerate(em.grid.extents):
                 steps = [
@@ -236,7 +245,7 @@ class _Gathered:
         self.dtype, self.rank = dtype, rank
         for p in places:
             if p.kind == "pad":
-                p.kind = "gather"
+                p.gather()
         self.gathers = [p for p in places if p.kind == "gather"]
 
     def _axes(self, p: Place) -> list[int]:
@@ -374,7 +383,7 @@ class _Gathered:
         em = self.em
         gathers = [p for p in self.places if p.kind == "gather" or p.grid_steps]
         for p in gathers:
-            p.kind = "gather"
+            p.gather()
         others = [p for p in self.places if p.kept and p not in gathers]
         slides = [p for p in self.places if p.kind == "slide" and not p.kept]
         shown = gathers + others + slides

@@ -1,6 +1,6 @@
 """Loops and branches. Bounds and conditions are scalars, equal in all threads of a program."""
 
-from tilert.codegen.emit import UNROLL, WHOLE, Emitter, c_type
+from tilert.codegen.emit import SMALL_BODY, UNROLL, WHOLE, Emitter, c_type
 from tilert.codegen.plan import Operand
 from tilert.ir import Op, Value
 
@@ -22,6 +22,19 @@ def _trips(op: Op) -> int | None:
     if lo is None or hi is None or step is None:
         return None
     return len(range(lo, hi, step))
+
+
+def _unroll(op: Op) -> str:
+    """Loops that stream weights, and small ones, are unrolled: loads of several iterations fly.
+
+    Unrolling anything larger costs compile time and registers and hides nothing.
+    """
+    ops = op.regions[0].ops
+    streams = any(o.attrs.get("stream") for o in ops)
+    if any(o.regions for o in ops) or (len(ops) > SMALL_BODY and not streams):
+        return "#pragma unroll 1"
+    trips = _trips(op)
+    return "#pragma unroll" if trips is not None and trips <= WHOLE else f"#pragma unroll {UNROLL}"
 
 
 def _note_bounds(e: Emitter, op: Op) -> None:
@@ -48,8 +61,7 @@ def for_loop(e: Emitter, op: Op) -> None:
     if operands:
         _pipelined(e, op, operands, counter)
         return
-    trips = _trips(op)
-    e.line("#pragma unroll" if trips is not None and trips <= WHOLE else f"#pragma unroll {UNROLL}")
+    e.line(_unroll(op))
     with e.braces(head):
         e.block(body)
         _carry(e, op)

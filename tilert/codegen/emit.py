@@ -56,6 +56,8 @@ _CALL = {
 # Loops of at most this many known iterations are unrolled whole, longer ones by UNROLL.
 WHOLE = 8
 UNROLL = 4
+# Operations of a loop body that is small.
+SMALL_BODY = 12
 
 
 def c_type(dtype: DType) -> str:

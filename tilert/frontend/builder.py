@@ -104,7 +104,7 @@ class Builder:
             wide = {s for s in sizes if s != 1}
             if len(wide) > 1:
                 shown = " and ".join(str(list(x.shape)) for x in tiles)
-                raise TypeRuleError(f"shapes {shown} do not broadcast")
+                raise TypeRuleError(f"tiles of shapes {shown} do not broadcast")
             shape.append(wide.pop() if wide else 1)
         return [self.broadcast(x, tuple(shape)) for x in xs]
 
@@ -127,7 +127,7 @@ class Builder:
     def _literal_dtype(literal: Any, other: DType) -> DType | None:
         if isinstance(literal, bool) or not isinstance(literal, int | float):
             return None
-        return other if not other == bool_ else None
+        return other if other != bool_ else None
 
     def binary(self, name: str, a: Any, b: Any) -> Value:
         """An elementwise operation on two operands, with literals, promotion and broadcasting."""
@@ -178,14 +178,23 @@ class Builder:
             known = math.prod(n for n in shape if n != -1)
             if known and x.type.numel % known == 0:
                 shape = tuple(x.type.numel // known if n == -1 else n for n in shape)
+        if any(n < 1 for n in shape):
+            raise TypeRuleError(f"cannot reshape {list(x.shape)} to {list(shape)}")
         if x.shape == shape:
             return x
         return self.emit("reshape", x, shape=shape)
 
     def reduce(self, kind: str, x: Value, axis: int | None, keepdims: bool) -> Value:
         """Reduce one axis, or all where `axis` is None."""
+        if not isinstance(keepdims, bool):
+            raise TypeRuleError(f"keepdims is a compile-time bool, got {describe(keepdims)}")
+        if axis is not None and (not isinstance(axis, int) or isinstance(axis, bool)):
+            raise TypeRuleError(f"the axis must be a compile-time int, got {describe(axis)}")
         if not x.shape:
-            raise TypeRuleError("cannot reduce a scalar")
+            two = f"; {kind}imum(a, b) takes two values" if kind in ("min", "max") else ""
+            raise TypeRuleError(f"cannot reduce a scalar{two}")
+        if axis is not None and not -len(x.shape) <= axis < len(x.shape):
+            raise TypeRuleError(f"no axis {axis} in a tile of shape {list(x.shape)}")
         if axis is None:
             flat = self.reshape(x, (x.type.numel,))
             out = self.emit("reduce", flat, kind=kind, axis=0)
@@ -221,7 +230,19 @@ class Builder:
             access.append(self._access(param.name, param.shape[axis], axis, i, args))
         if sum(a.kind == "gather" for a in access) > 1:
             raise TypeRuleError("at most one index of an access may be a tile")
+        self._check_fill(fill, param.dtype)
         return self.emit("load", *args, param=param, access=tuple(access), fill=fill)
+
+    def _check_fill(self, fill: Any, dtype: DType) -> None:
+        fits = isinstance(fill, int) or (
+            isinstance(fill, float) and (dtype.is_float or fill.is_integer())
+        )
+        if not fits:
+            raise TypeRuleError(f"fill must be a compile-time {dtype.name}, got {describe(fill)}")
+        if dtype.is_int:
+            low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
+            if not low <= fill < (1 << (dtype.bits - (dtype.kind == "i"))):
+                raise TypeRuleError(f"{fill} does not fit {dtype.name}")
 
     def _access(
         self, name: str, extent: int | None, axis: int, index: Any, args: list[Value]

@@ -62,10 +62,14 @@ def read_params(fn: Callable[..., Any], source: Source) -> list[ParamDecl]:
     """
     decls: list[ParamDecl] = []
     nodes = {a.arg: a for a in source.tree.args.args + source.tree.args.kwonlyargs}
-    for p in inspect.signature(fn, eval_str=True).parameters.values():
+    try:
+        signature = inspect.signature(fn, eval_str=True)
+    except (NameError, AttributeError, TypeError, SyntaxError) as e:
+        raise source.error(f"an annotation cannot be read: {e}", source.tree) from None
+    for p in signature.parameters.values():
         node = nodes.get(p.name, source.tree)
         if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
-            raise source.error("kernels take no * or ** parameters", source.tree)
+            raise source.error("kernels take plain parameters: no *, ** or /", source.tree)
         decls.append(_decl(p, source, node))
     if not any(d.kind == "mut" for d in decls):
         raise source.error(
@@ -86,6 +90,11 @@ def _decl(p: inspect.Parameter, source: Source, node: ast.AST) -> ParamDecl:
             raise source.error(f"array parameter '{p.name}' takes no default", node)
         return ParamDecl(p.name, kind, frozenset(range(len(args))))
     if origin is Const and args and args[0] in (int, float, bool):
+        given = type(p.default)
+        if p.default is not MISSING and given is not args[0] and (given, args[0]) != (int, float):
+            raise source.error(
+                f"the default of '{p.name}' must be a {args[0].__name__}, got {p.default!r}", node
+            )
         return ParamDecl(p.name, "const", const_type=args[0], default=p.default)
     raise source.error(
         f"parameter '{p.name}' must be annotated Mut, Ref, Const[int], Const[float] or Const[bool]",
@@ -187,11 +196,12 @@ def _check_call(source: Source, node: ast.Call, kinds: dict[str, str], stored: s
 
 def _escapes(source: Source, name: str) -> bool:
     """Whether a Mut is passed on to an inlined function or renamed, which may store to it."""
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Call):
-            if any(isinstance(a, ast.Name) and a.id == name for a in node.args):
-                return True
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
-            if node.value.id == name:
-                return True
-    return False
+    owners = {
+        id(node.value)
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute) and node.attr != "store"
+    }
+    return any(
+        isinstance(node, ast.Name) and node.id == name and id(node) not in owners
+        for node in ast.walk(source.tree)
+    )

@@ -1,52 +1,17 @@
 """Runs a kernel's syntax tree once, symbolically, and leaves the operations behind."""
 
 import ast
-import builtins
-import operator
-from collections.abc import Callable
 from typing import Any
 
 from tilert import language
-from tilert.dtypes import i32
-from tilert.frontend.builder import Builder
-from tilert.frontend.inline import Inline
-from tilert.frontend.source import Source
-from tilert.frontend.values import BoundMethod, MutArg, RefArg, TileIndex, describe
-from tilert.frontend.words import FUNCTIONS, METHODS, attribute
+from tilert.dtypes import bool_, i32
+from tilert.frontend.expressions import Expressions, word
+from tilert.frontend.values import MutArg, RefArg, TileIndex, describe
+from tilert.frontend.words import FUNCTIONS
 from tilert.ir import Block, TileType, Value
 from tilert.ops import TypeRuleError, make
 
 __all__ = ["Tracer"]
-
-_BINARY: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
-    ast.Add: ("add", operator.add),
-    ast.Sub: ("sub", operator.sub),
-    ast.Mult: ("mul", operator.mul),
-    ast.Div: ("div", operator.truediv),
-    ast.FloorDiv: ("floordiv", operator.floordiv),
-    ast.Mod: ("mod", operator.mod),
-    ast.BitAnd: ("and", operator.and_),
-    ast.BitOr: ("or", operator.or_),
-    ast.BitXor: ("xor", operator.xor),
-    ast.LShift: ("shl", operator.lshift),
-    ast.RShift: ("shr", operator.rshift),
-    ast.Pow: ("**", operator.pow),
-}
-_COMPARE: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
-    ast.Eq: ("eq", operator.eq),
-    ast.NotEq: ("ne", operator.ne),
-    ast.Lt: ("lt", operator.lt),
-    ast.LtE: ("le", operator.le),
-    ast.Gt: ("gt", operator.gt),
-    ast.GtE: ("ge", operator.ge),
-}
-_PYTHON_WORDS = {
-    builtins.range: language.range_,
-    builtins.abs: language.abs,
-    builtins.min: language.min,
-    builtins.max: language.max,
-    builtins.sum: language.sum,
-}
 
 
 class _Return(Exception):
@@ -54,19 +19,8 @@ class _Return(Exception):
         self.value = value
 
 
-class Tracer:
+class Tracer(Expressions):
     """Traces one function body; inlined functions get a tracer of their own."""
-
-    def __init__(
-        self, source: Source, names: dict[str, Any], builder: Builder, scope: dict[str, Any]
-    ) -> None:
-        self.source = source
-        self.builder = builder
-        self.names = names
-        self.locals: dict[str, Any] = dict(scope)
-        self.lost: dict[str, str] = {}
-
-    # -- statements --------------------------------------------------------------------------
 
     def run(self) -> Any:
         """Trace the body; gives what an inlined function returns."""
@@ -81,15 +35,9 @@ class Tracer:
         for node in body:
             method = getattr(self, f"stmt_{type(node).__name__}", None)
             if method is None:
-                raise self.source.error(f"{_word(node)} is not available in kernels", node)
+                raise self.source.error(f"{word(node)} is not available in kernels", node)
             self.builder.loc = self.source.loc(node)
             self._checked(method, node)
-
-    def _checked(self, method: Callable[..., Any], node: ast.AST, *args: Any) -> Any:
-        try:
-            return method(node, *args)
-        except TypeRuleError as e:
-            raise self.source.error(str(e), node) from None
 
     def stmt_Pass(self, node: ast.Pass) -> None:
         """Nothing."""
@@ -101,6 +49,12 @@ class Tracer:
 
     def stmt_Return(self, node: ast.Return) -> None:
         """The end of an inlined function."""
+        if self.builder.block is not self.outermost:
+            raise self.source.error(
+                "return is not available inside a run-time loop or if; assign a variable and"
+                " return it at the end",
+                node,
+            )
         raise _Return(self.expr(node.value) if node.value is not None else None)
 
     def stmt_Assign(self, node: ast.Assign) -> None:
@@ -152,8 +106,13 @@ class Tracer:
         """A compile-time choice, or a run-time `if` on a bool scalar."""
         condition = self.expr(node.test)
         if not isinstance(condition, Value):
+            self._refuse_proxies(node.test, condition)
             self.statements(node.body if condition else node.orelse)
             return
+        if condition.shape or condition.dtype != bool_:
+            raise self.source.error(
+                f"an if needs a bool scalar, got {describe(condition)}", node.test
+            )
         outer = dict(self.locals)
         then, then_locals = self._region(node.body, outer)
         other, other_locals = self._region(node.orelse, outer)
@@ -164,6 +123,12 @@ class Tracer:
         self.locals = outer
         for (name, _), result in zip(merged, op.results, strict=True):
             self.locals[name] = result
+        for name, value in then_locals.items():
+            if name in other_locals and _same_static(value, other_locals[name]):
+                self.locals[name] = value
+        for name in [n for n in outer if n not in then_locals or n not in other_locals]:
+            # It has become the counter of a loop in one of the branches.
+            del self.locals[name]
         for name in (set(then_locals) | set(other_locals)) - set(self.locals):
             self.lost[name] = "is set in only one branch of an if"
 
@@ -219,24 +184,24 @@ class Tracer:
         if node.orelse:
             raise self.source.error("for-else is not available in kernels", node)
         call = node.iter
-        word = self.expr(call.func) if isinstance(call, ast.Call) else None
-        if not isinstance(call, ast.Call) or word not in (
+        loop = self.expr(call.func) if isinstance(call, ast.Call) else None
+        if not isinstance(call, ast.Call) or loop not in (
             language.range_,
             language.tiles,
             language.static_range,
         ):
             raise self.source.error("a loop runs over range(), tiles() or static_range()", call)
         args, kwargs = self._arguments(call)
-        if word is language.static_range:
+        if loop is language.static_range:
             if kwargs or len(args) != 1:
-                raise self.source.error(f"expected {word.signature}", call)
+                raise self.source.error(f"expected {loop.signature}", call)
             self._static_loop(node, args[0])
             return
-        bounds = self._tiles if word is language.tiles else self._range
+        bounds = self._tiles if loop is language.tiles else self._range
         try:
             lo, hi, step, size = bounds(*args, **kwargs)
         except TypeError:
-            raise self.source.error(f"expected {word.signature}", call) from None
+            raise self.source.error(f"expected {loop.signature}", call) from None
         self._loop(node, lo, hi, step, size)
 
     def _static_loop(self, node: ast.For, stop: Any) -> None:
@@ -261,6 +226,12 @@ class Tracer:
         return start, stop, 1, size
 
     def _loop(self, node: ast.For, lo: Any, hi: Any, step: Any, size: int | None) -> None:
+        for x in (lo, hi, step):
+            scalar = isinstance(x, Value) and not x.shape and x.dtype == i32
+            if not scalar and (not isinstance(x, int) or isinstance(x, bool)):
+                raise self.source.error(
+                    f"loop bounds must be ints or i32 scalars, got {describe(x)}", node.iter
+                )
         if all(isinstance(x, int) for x in (lo, hi, step)):
             if step == 0:
                 raise self.source.error("a loop's step must not be 0", node.iter)
@@ -273,7 +244,8 @@ class Tracer:
         if not isinstance(step, int) or step < 1:
             raise self.source.error("a run-time loop's step must be a positive int", node.iter)
         b = self.builder
-        carried = [n for n in _assigned(node.body) if n in self.locals]
+        counters = _counters(node)
+        carried = [n for n in _assigned(node.body) if n in self.locals and n not in counters]
         inits: list[Value] = []
         for n in carried:
             try:
@@ -309,224 +281,9 @@ class Tracer:
         fresh = set(self.locals) - set(outer)
         self.locals = outer
         self.locals.update(zip(carried, op.results, strict=True))
-        self.lost.update(dict.fromkeys(fresh, "is set only inside a loop"))
-
-    # -- expressions -------------------------------------------------------------------------
-
-    def expr(self, node: ast.expr) -> Any:
-        """Trace an expression."""
-        method = getattr(self, f"expr_{type(node).__name__}", None)
-        if method is None:
-            raise self.source.error(f"{_word(node)} is not available in kernels", node)
-        return self._checked(method, node)
-
-    def expr_Constant(self, node: ast.Constant) -> Any:
-        """A literal."""
-        return node.value
-
-    def expr_Name(self, node: ast.Name) -> Any:
-        """A local, a parameter, or a name of the module."""
-        if node.id in self.locals:
-            return self.locals[node.id]
-        if node.id in self.lost:
-            raise self.source.error(f"'{node.id}' {self.lost[node.id]}", node)
-        if node.id in self.names:
-            value = self.names[node.id]
-        elif hasattr(builtins, node.id):
-            value = getattr(builtins, node.id)
-        else:
-            raise self.source.error(f"'{node.id}' is not defined", node)
-        try:
-            return _PYTHON_WORDS.get(value, value)
-        except TypeError:
-            return value
-
-    def expr_Tuple(self, node: ast.Tuple) -> tuple[Any, ...]:
-        """A compile-time tuple."""
-        return tuple(self.expr(e) for e in node.elts)
-
-    def expr_Slice(self, node: ast.Slice) -> slice:
-        """A slice inside `[...]`."""
-        parts = (node.lower, node.upper, node.step)
-        return slice(*(None if p is None else self.expr(p) for p in parts))
-
-    def expr_UnaryOp(self, node: ast.UnaryOp) -> Any:
-        """`-x`, `+x`, `~x`, and `not` on compile-time values."""
-        x = self.expr(node.operand)
-        if not isinstance(x, Value):
-            fold: dict[type, Callable[[Any], Any]] = {
-                ast.USub: operator.neg,
-                ast.UAdd: operator.pos,
-                ast.Invert: operator.invert,
-                ast.Not: operator.not_,
-            }
-            return fold[type(node.op)](x)
-        if isinstance(node.op, ast.Not):
-            raise self.source.error("`not` needs a compile-time value; use ~ on bool tiles", node)
-        if isinstance(node.op, ast.UAdd):
-            return x
-        return self.builder.unary("neg" if isinstance(node.op, ast.USub) else "not", x)
-
-    def expr_BinOp(self, node: ast.BinOp) -> Any:
-        """Arithmetic."""
-        return self.binary(node, node.op, self.expr(node.left), self.expr(node.right))
-
-    def binary(self, node: ast.AST, op: ast.operator, a: Any, b: Any) -> Any:
-        """`a op b` on compile-time values or tiles."""
-        if type(op) is ast.MatMult:
-            raise self.source.error("write mma(a, b, acc) for a matrix product", node)
-        name, fold = _BINARY[type(op)]
-        if not isinstance(a, Value) and not isinstance(b, Value):
-            for x in (a, b):
-                if isinstance(x, TileIndex):
-                    raise self.source.error(
-                        "a tile index takes no arithmetic; use its .number, .start or .offsets",
-                        node,
-                    )
-            try:
-                return fold(a, b)
-            except (TypeError, ZeroDivisionError) as e:
-                raise self.source.error(str(e), node) from None
-        if name == "**":
-            raise self.source.error("** is not available on tiles; multiply or use exp/log", node)
-        return self.builder.binary(name, a, b)
-
-    def expr_Compare(self, node: ast.Compare) -> Any:
-        """One comparison."""
-        if len(node.ops) != 1:
-            raise self.source.error("chained comparisons: write (a < b) & (b < c)", node)
-        a, b = self.expr(node.left), self.expr(node.comparators[0])
-        if type(node.ops[0]) in (ast.Is, ast.IsNot) and not isinstance(a, Value):
-            return (a is b) == (type(node.ops[0]) is ast.Is)
-        if type(node.ops[0]) not in _COMPARE:
-            raise self.source.error(f"{_word(node.ops[0])} is not available in kernels", node)
-        name, fold = _COMPARE[type(node.ops[0])]
-        if not isinstance(a, Value) and not isinstance(b, Value):
-            return fold(a, b)
-        return self.builder.binary(name, a, b)
-
-    def expr_BoolOp(self, node: ast.BoolOp) -> Any:
-        """`and`, `or` on compile-time values."""
-        value: Any = None
-        for part in node.values:
-            value = self.expr(part)
-            if isinstance(value, Value):
-                raise self.source.error("use & and | on bool tiles", part)
-            if bool(value) == isinstance(node.op, ast.Or):
-                break
-        return value
-
-    def expr_IfExp(self, node: ast.IfExp) -> Any:
-        """A compile-time choice."""
-        condition = self.expr(node.test)
-        if isinstance(condition, Value):
-            raise self.source.error("use where(condition, a, b) on tiles", node)
-        return self.expr(node.body if condition else node.orelse)
-
-    def expr_Attribute(self, node: ast.Attribute) -> Any:
-        """A property, a method, or a name in a module."""
-        owner = self.expr(node.value)
-        if (type(owner), node.attr) in METHODS:
-            return BoundMethod(owner, node.attr)
-        value = attribute(self.builder, owner, node.attr)
-        if value is not None:
-            return value
-        if isinstance(owner, RefArg) and node.attr == "store":
-            raise self.source.error(
-                f"O1 exclusive write: '{owner.param.name}' is a Ref and cannot be stored to; "
-                "make it a Mut",
-                node,
-            )
-        if not isinstance(owner, Value | TileIndex | RefArg | MutArg) and hasattr(owner, node.attr):
-            found = getattr(owner, node.attr)
-            return _PYTHON_WORDS.get(found, found) if callable(found) else found
-        raise self.source.error(f"{describe(owner)} has no attribute '{node.attr}'", node)
-
-    def expr_Subscript(self, node: ast.Subscript) -> Any:
-        """`array[...]`, `tile[:, None]` or a tuple item."""
-        owner = self.expr(node.value)
-        index = self.expr(node.slice)
-        if isinstance(owner, RefArg):
-            return self.builder.load(owner, index if isinstance(index, tuple) else (index,), 0)
-        if isinstance(owner, MutArg):
-            raise self.source.error(
-                f"O2 disjoint pieces: a program reaches only its own piece of the Mut "
-                f"'{owner.param.name}'; use .load() and .store()",
-                node,
-            )
-        if isinstance(owner, Value):
-            return self._insert_axes(owner, index if isinstance(index, tuple) else (index,), node)
-        try:
-            return owner[index]
-        except (TypeError, IndexError, KeyError) as e:
-            raise self.source.error(f"cannot index {describe(owner)}: {e}", node) from None
-
-    def _insert_axes(self, x: Value, index: tuple[Any, ...], node: ast.AST) -> Value:
-        kept = [i for i in index if i is not None]
-        if any(i != slice(None) for i in kept) or len(kept) > len(x.shape):
-            raise self.source.error(
-                "a tile is indexed only to insert axes, as in x[:, None]; slices of tiles are "
-                "read from the array",
-                node,
-            )
-        sizes = iter(x.shape)
-        shape = [1 if i is None else next(sizes) for i in index]
-        return self.builder.reshape(x, (*shape, *sizes))
-
-    def _arguments(self, node: ast.Call) -> tuple[list[Any], dict[str, Any]]:
-        args: list[Any] = []
-        for a in node.args:
-            if isinstance(a, ast.Starred):
-                args += self.expr(a.value)
-            else:
-                args.append(self.expr(a))
-        kwargs = {k.arg: self.expr(k.value) for k in node.keywords if k.arg is not None}
-        if len(kwargs) != len(node.keywords):
-            raise self.source.error("** arguments are not available in kernels", node)
-        return args, kwargs
-
-    def expr_Call(self, node: ast.Call) -> Any:
-        """A word of the language, a method, or an inlined function."""
-        callee = self.expr(node.func)
-        args, kwargs = self._arguments(node)
-        if isinstance(callee, BoundMethod):
-            word = METHODS[(type(callee.owner), callee.name)]
-            return self._apply(word, node, f".{callee.name}()", [callee.owner, *args], kwargs)
-        if isinstance(callee, language.Builtin):
-            if callee.name not in FUNCTIONS:
-                raise self.source.error(f"{callee.name}() stands only in a for statement", node)
-            return self._apply(FUNCTIONS[callee.name], node, callee.signature, args, kwargs)
-        if isinstance(callee, Inline):
-            return self._inline(callee, node, args, kwargs)
-        if callee in (len, int, float, bool) and not any(isinstance(a, Value) for a in args):
-            return callee(*args)
-        raise self.source.error(
-            f"{describe(callee)} cannot be called in a kernel; decorate helpers with "
-            "@tilert.inline",
-            node,
-        )
-
-    def _apply(
-        self,
-        word: Callable[..., Any],
-        node: ast.Call,
-        signature: str,
-        args: list[Any],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        try:
-            return word(self.builder, *args, **kwargs)
-        except TypeError:
-            raise self.source.error(f"wrong arguments; expected {signature}", node) from None
-
-    def _inline(
-        self, callee: Inline, node: ast.Call, args: list[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        try:
-            scope = callee.bind(args, kwargs)
-        except TypeError as e:
-            raise self.source.error(f"{callee.source.name}(): {e}", node) from None
-        return Tracer(callee.source, callee.names(), self.builder, scope).run()
+        for n in counters:
+            self.locals.pop(n, None)
+        self.lost.update(dict.fromkeys(fresh.union(counters), "is set only inside a loop"))
 
 
 def _assigned(body: list[ast.stmt]) -> list[str]:
@@ -538,26 +295,16 @@ def _assigned(body: list[ast.stmt]) -> list[str]:
     return list(names)
 
 
+def _counters(loop: ast.For) -> set[str]:
+    """Variables of a loop and of those inside it: they have no value after it."""
+    found: set[str] = set()
+    for node in ast.walk(loop):
+        if isinstance(node, ast.For):
+            found |= {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
+    return found
+
+
 def _same_static(a: Any, b: Any) -> bool:
     if isinstance(a, Value) or isinstance(b, Value):
         return a is b
     return type(a) is type(b) and bool(a == b)
-
-
-def _word(node: ast.AST) -> str:
-    words = {
-        "While": "while (use for i in range(...))",
-        "FunctionDef": "a nested function",
-        "Lambda": "lambda",
-        "ListComp": "a comprehension",
-        "Try": "try",
-        "With": "with",
-        "Break": "break",
-        "Continue": "continue",
-        "Global": "global",
-        "JoinedStr": "an f-string",
-        "Dict": "a dict",
-        "List": "a list",
-    }
-    name = type(node).__name__
-    return words.get(name, name.lower())

@@ -1,11 +1,14 @@
 """What names stand for while a kernel is traced, besides plain Python constants and IR values."""
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
+from tilert.frontend.inline import Inline
 from tilert.ir import Param, Value
+from tilert.language import Builtin
 
-__all__ = ["BoundMethod", "MutArg", "RefArg", "Span", "TileIndex", "describe"]
+__all__ = ["PROXIES", "BoundMethod", "MutArg", "RefArg", "Span", "TileIndex", "describe"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,10 @@ class BoundMethod:
     name: str
 
 
+PROXIES = (TileIndex, Span, RefArg, MutArg, BoundMethod, Builtin, Inline)
+"""What takes no arithmetic, comparison or truth value."""
+
+
 def describe(x: Any) -> str:
     """What a person would call a traced value."""
     if isinstance(x, Value):
@@ -60,4 +67,18 @@ def describe(x: Any) -> str:
         return f"the Mut '{x.param.name}'"
     if isinstance(x, BoundMethod):
         return f"the method .{x.name}"
-    return f"{type(x).__name__} {x!r}"
+    if isinstance(x, Builtin):
+        return f"the function {x.name}"
+    if isinstance(x, Inline):
+        return f"the function {x.source.name}"
+    if isinstance(x, ModuleType):
+        return f"the module {x.__name__}"
+    if isinstance(x, tuple):
+        return f"a tuple of {len(x)}"
+    if isinstance(x, slice):
+        return "a slice"
+    if x is None:
+        return "None"
+    if isinstance(x, str | int | float | bool):
+        return f"{type(x).__name__} {x!r}"
+    return f"'{getattr(x, '__name__', None) or getattr(x, 'name', None) or type(x).__name__}'"

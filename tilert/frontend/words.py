@@ -16,7 +16,10 @@ def _shape(shape: Any) -> tuple[int, ...]:
     if isinstance(shape, int):
         shape = (shape,)
     if not isinstance(shape, tuple) or not all(isinstance(n, int) and n > 0 for n in shape):
-        raise TypeRuleError(f"a shape is a tuple of positive compile-time ints, got {shape!r}")
+        shown = describe(shape)
+        if isinstance(shape, tuple) and all(isinstance(n, int) for n in shape):
+            shown = str(list(shape))
+        raise TypeRuleError(f"a shape is a tuple of positive compile-time ints, got {shown}")
     return shape
 
 
@@ -37,7 +40,7 @@ def _full(b: Builder, shape: Any, value: Any, dtype: Any) -> Value:
 
 
 def _zeros(b: Builder, shape: Any, dtype: Any) -> Value:
-    return _full(b, shape, 0 if not _dtype(dtype).name == "bool" else False, dtype)
+    return _full(b, shape, 0 if _dtype(dtype).name != "bool" else False, dtype)
 
 
 def _iota(b: Builder, size: Any) -> Value:
@@ -45,7 +48,8 @@ def _iota(b: Builder, size: Any) -> Value:
 
 
 def _span(_: Builder, start: Any, size: Any) -> Span:
-    if not isinstance(start, Value | int):
+    scalar = isinstance(start, Value) and not start.shape and start.dtype.is_int
+    if not scalar and (not isinstance(start, int) or isinstance(start, bool)):
         raise TypeRuleError(f"a span starts at an integer scalar, got {describe(start)}")
     return Span(start, _shape(_static_int(size, "the size"))[0])
 
@@ -161,7 +165,11 @@ def _tile_like(b: Builder, ref: RefArg, other: Any, axis: Any = None) -> Value:
     if not isinstance(other, MutArg):
         raise TypeRuleError(f"tile_like takes a Mut, got {describe(other)}")
     index = piece_index(b, other)
-    return b.load(ref, index if axis is None else (index[_static_int(axis, "the axis")],), 0)
+    if axis is None:
+        return b.load(ref, index, 0)
+    if not -len(index) <= _static_int(axis, "the axis") < len(index):
+        raise TypeRuleError(f"'{other.param.name}' has {len(index)} axes, no axis {axis}")
+    return b.load(ref, (index[axis],), 0)
 
 
 def _mut_load(b: Builder, mut: MutArg) -> Value:
@@ -178,13 +186,13 @@ def _mut_store(b: Builder, mut: MutArg, tile: Any) -> None:
     b.append(make("store_piece", [v], param=param))
 
 
-METHODS: dict[tuple[type, str], Callable[..., Any]] = {
-    (Value, "to"): _to,
-    (Value, "reshape"): _reshape,
-    (RefArg, "load"): _ref_load,
-    (RefArg, "tile_like"): _tile_like,
-    (MutArg, "load"): _mut_load,
-    (MutArg, "store"): _mut_store,
+METHODS: dict[tuple[type, str], tuple[str, Callable[..., Any]]] = {
+    (Value, "to"): (".to(dtype)", _to),
+    (Value, "reshape"): (".reshape(*shape)", _reshape),
+    (RefArg, "load"): (".load(*index, fill=0)", _ref_load),
+    (RefArg, "tile_like"): (".tile_like(mut, axis=None)", _tile_like),
+    (MutArg, "load"): (".load()", _mut_load),
+    (MutArg, "store"): (".store(tile)", _mut_store),
 }
 
 
