@@ -11,7 +11,7 @@ from models.errors import LoadError
 from models.kernels import fill_normal
 from models.tiling import tiling
 from models.weights import Checkpoint, expected_shapes
-from tilert import Array, Device, DType, u32
+from tilert import Array, Device, DType
 
 __all__ = ["LayerParameters", "Parameters", "Progress"]
 

@@ -178,7 +178,7 @@ class Transformer:
 
     def _project(self, y: Array, x: Array, gain: Array, w: Array, normed: Array) -> None:
         """y = RMSNorm(x) @ w.T; `normed` is memory for the norm where it is an op of its own."""
-        tiles = self._tiling.product(*y.shape, x.shape[1])
+        tiles = self._tiling.product(y.shape[0], y.shape[1], x.shape[1])
         if self._tiling.fuses_norm(x.shape[0], self.dtype):
             out = y.partition(tiles.rows, tiles.columns)
             eps = self.config.rms_norm_eps
@@ -189,13 +189,13 @@ class Transformer:
 
     def _residual(self, x: Array, y: Array, w: Array) -> None:
         """x += y @ w.T."""
-        tiles = self._tiling.product(*x.shape, y.shape[1])
+        tiles = self._tiling.product(x.shape[0], x.shape[1], y.shape[1])
         out = x.partition(tiles.rows, tiles.columns)
         kernels.linear_residual(out, y, w, bk=tiles.depth).run()
 
     def _feed_forward(self, scratch: Scratch, layer: LayerParameters) -> None:
         x, y, w = scratch.x, scratch.hidden, layer.gate_up
-        tiles = self._tiling.product(*y.shape, x.shape[1])
+        tiles = self._tiling.product(y.shape[0], y.shape[1], x.shape[1])
         if self._tiling.fuses_norm(x.shape[0], self.dtype):
             out = y.partition(tiles.rows, tiles.columns)
             eps = self.config.rms_norm_eps

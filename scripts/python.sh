@@ -8,17 +8,17 @@ suitable() {
 
 # The environment's own interpreter comes first, so that it is not rebuilt for another version.
 find_python() {
-    local candidate
-    for candidate in ${PYTHON:+"$PYTHON"} "$root/.venv/bin/python" \
-        python3 python3.11 python3.12 python3.13 python3.14 python; do
+    local candidate candidates=("$root/.venv/bin/python" python3 python3.{11..14} python)
+    if [ -n "${PYTHON:-}" ]; then candidates=("$PYTHON"); fi
+    for candidate in "${candidates[@]}"; do
         if suitable "$candidate"; then
             # A virtual environment cannot be made again by its own interpreter: name its base.
             "$candidate" -c 'import os, sys; print(os.path.realpath(sys._base_executable))'
             return 0
         fi
     done
-    echo "Grout needs Python 3.11 or later, with its venv and ensurepip modules; none of" \
-        "python3, python3.11 .. python3.14 and python is one. Install it, or name it: PYTHON=/path/to/python $0" >&2
+    echo "Grout needs Python 3.11 or later with the modules venv and ensurepip. Tried:" \
+        "${candidates[*]}. Install it, or name it: PYTHON=/path/to/python $0" >&2
     return 1
 }
 

@@ -5,19 +5,18 @@
 from typing import Any
 
 import tilert
-from models.kernels.softmax import LOG2_E, MASKED, UNSEEN, online
-from tilert import Const, Mut, Ref, Dyn, f32
+from models.kernels.softmax import MASKED, UNSEEN, online, scores
+from tilert import Const, Dyn, Mut, Ref, f32
 from tilert.language import (
     cdiv,
     exp2,
     full,
     iota,
-    max,  # noqa: A004
+    max,
     maximum,
     minimum,
-    mma,
     span,
-    sum,  # noqa: A004
+    sum,
     tiles,
     where,
     zeros,
@@ -68,6 +67,8 @@ def attend(
     qs = q[b, span(first * group, rows), :]
     columns = iota(pages * page * heads)
     place = columns // heads
+    if heads > 1:
+        own = (iota(rows) // group)[:, None] == (columns % heads)[None, :]
     best = full((rows,), UNSEEN, f32)
     total = zeros((rows,), f32)
     acc = zeros((rows, q.shape[2]), f32)
@@ -76,13 +77,12 @@ def attend(
     begin = split * share
     for j in tiles(table, axis=1, size=pages, start=begin, stop=minimum(steps, begin + share)):
         ks = pages_of(k, table, row, j, first, heads)
-        scores = mma(qs, ks.T, zeros((rows, pages * page * heads), f32)) * (scale * LOG2_E)
         seen = (place + j.number * (pages * page) < length)[None, :]
         if heads > 1:
-            seen = seen & ((iota(rows) // group)[:, None] == (columns % heads)[None, :])
-        scores = where(seen, scores, MASKED)
+            seen = seen & own
+        x = where(seen, scores(qs, ks, scale), MASKED)
         vs = pages_of(v, table, row, j, first, heads)
-        best, total, acc = online(scores, vs, best, total, acc)
+        best, total, acc = online(x, vs, best, total, acc)
     return best, total, acc
 
 
@@ -98,7 +98,7 @@ def decode_attention(
     scale: Const[float],
     heads: Const[int],
     pages: Const[int],
-):
+) -> None:
     """o[b] = attention of q[b] over positions 0..positions[b] of table row rows[b].
 
     A negative row is a padding slot; its output is 0.
@@ -111,9 +111,7 @@ def decode_attention(
     row = rows[b.number]
     length = where(row >= 0, positions[b.number] + 1, 0)
     first = h.number * heads
-    _, total, acc = attend(
-        q, k, v, table, b.number, first, row, length, 0, 1, scale, heads, pages
-    )
+    _, total, acc = attend(q, k, v, table, b.number, first, row, length, 0, 1, scale, heads, pages)
     o.store((acc / maximum(total, TINY)[:, None]).reshape(o.shape))
 
 
@@ -131,7 +129,7 @@ def decode_attention_split(
     scale: Const[float],
     heads: Const[int],
     pages: Const[int],
-):
+) -> None:
     """As `decode_attention`, each sequence's pages shared out over S programs; see `merge_splits`.
 
     acc: f32[B, S, Hq, D] in pieces (1, 1, heads * Hq / Hkv, D), weighted sums of v.
@@ -151,7 +149,7 @@ def decode_attention_split(
 
 
 @tilert.kernel
-def merge_splits(o: Mut, acc: Ref, best: Ref, total: Ref):
+def merge_splits(o: Mut, acc: Ref, best: Ref, total: Ref) -> None:
     """o[b, h] from the shares of `decode_attention_split`. o: [B, Hq, D] in pieces (1, bh, D)."""
     b, h, _ = o.index
     tops = best[b.number, :, h]

@@ -9,7 +9,7 @@ __all__ = ["embedding"]
 
 
 @tilert.kernel
-def embedding(x: Mut[Dyn], ids: Ref[Dyn], table: Ref):
+def embedding(x: Mut[Dyn], ids: Ref[Dyn], table: Ref) -> None:
     """x[t, :] = table[ids[t], :]; an id outside the table gives a row of zeros.
 
     x: [T, H] in pieces (bt, H). ids: i32[T]. table: [V, H].

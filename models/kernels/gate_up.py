@@ -5,13 +5,13 @@
 import tilert
 from models.kernels.activations import silu
 from tilert import Const, Dyn, Mut, Ref, f32
-from tilert.language import mma, rsqrt, sum, tiles, zeros  # noqa: A004
+from tilert.language import mma, rsqrt, sum, tiles, zeros
 
 __all__ = ["gate_up_silu", "norm_gate_up_silu"]
 
 
 @tilert.kernel
-def gate_up_silu(y: Mut[Dyn], x: Ref[Dyn], w: Ref, bk: Const[int]):
+def gate_up_silu(y: Mut[Dyn], x: Ref[Dyn], w: Ref, bk: Const[int]) -> None:
     """y = silu(x @ w[0].T) * (x @ w[1].T), accumulated in f32.
 
     y: [T, F] in pieces (bm, bn). x: [T, K]. w: [2, F, K], gate then up. bk: columns of K a step.
@@ -29,7 +29,7 @@ def gate_up_silu(y: Mut[Dyn], x: Ref[Dyn], w: Ref, bk: Const[int]):
 @tilert.kernel
 def norm_gate_up_silu(
     y: Mut[Dyn], x: Ref[Dyn], gain: Ref, w: Ref, eps: Const[float], bk: Const[int]
-):
+) -> None:
     """As `gate_up_silu` of RMSNorm(x), the norm applied as in `norm_linear`; gain: [K]."""
     m, n = y.index
     gate = zeros(y.shape, f32)

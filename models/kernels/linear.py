@@ -6,7 +6,7 @@ from typing import Any
 
 import tilert
 from tilert import Const, Dyn, Mut, Ref, f32
-from tilert.language import mma, rsqrt, sum, tiles, zeros  # noqa: A004
+from tilert.language import mma, rsqrt, sum, tiles, zeros
 
 __all__ = ["linear", "linear_residual", "norm_linear"]
 
@@ -22,7 +22,7 @@ def product(y: Any, x: Any, w: Any, bk: Any) -> Any:
 
 
 @tilert.kernel
-def linear(y: Mut[Dyn], x: Ref[Dyn], w: Ref, bk: Const[int]):
+def linear(y: Mut[Dyn], x: Ref[Dyn], w: Ref, bk: Const[int]) -> None:
     """y = x @ w.T, accumulated in f32.
 
     y: [T, N] in pieces (bm, bn). x: [T, K]. w: [N, K]. bk: columns of K a step.
@@ -31,7 +31,7 @@ def linear(y: Mut[Dyn], x: Ref[Dyn], w: Ref, bk: Const[int]):
 
 
 @tilert.kernel
-def linear_residual(y: Mut[Dyn], x: Ref[Dyn], w: Ref, bk: Const[int]):
+def linear_residual(y: Mut[Dyn], x: Ref[Dyn], w: Ref, bk: Const[int]) -> None:
     """y = y + x @ w.T, added in f32 and rounded once. Shapes as in `linear`."""
     y.store(y.load().to(f32) + product(y, x, w, bk))
 
@@ -39,7 +39,7 @@ def linear_residual(y: Mut[Dyn], x: Ref[Dyn], w: Ref, bk: Const[int]):
 @tilert.kernel
 def norm_linear(
     y: Mut[Dyn], x: Ref[Dyn], gain: Ref, w: Ref, eps: Const[float], bk: Const[int]
-):
+) -> None:
     """y = RMSNorm(x) @ w.T, with the norm's scale applied to the sum.
 
     The scale is one number a row, so it commutes with the product: the sum of squares is taken

@@ -4,9 +4,9 @@
 
 import tilert
 from models.kernels.decode_attention import pages_of
-from models.kernels.softmax import LOG2_E, MASKED, UNSEEN, online
+from models.kernels.softmax import MASKED, UNSEEN, online, scores
 from tilert import Const, Dyn, Mut, Ref, f32
-from tilert.language import full, iota, minimum, mma, tiles, where, zeros
+from tilert.language import full, iota, minimum, tiles, where, zeros
 
 __all__ = ["prefill_attention"]
 
@@ -22,7 +22,7 @@ def prefill_attention(
     positions: Ref[Dyn],
     scale: Const[float],
     pages: Const[int],
-):
+) -> None:
     """o[t] = attention of q[t] over positions 0..positions[t] of table row rows[0].
 
     The keys and values of the new tokens are in the cache already.
@@ -44,8 +44,8 @@ def prefill_attention(
     last = start + minimum(m.start + size, q.shape[0]) - 1
     for j in tiles(table, axis=1, size=pages, stop=last // width + 1):
         ks = pages_of(k, table, row, j, head, 1)
-        scores = mma(qs, ks.T, zeros((size, width), f32)) * (scale * LOG2_E)
         seen = (iota(width) + j.number * width)[None, :] <= at[:, None]
+        x = where(seen, scores(qs, ks, scale), MASKED)
         vs = pages_of(v, table, row, j, head, 1)
-        best, total, acc = online(where(seen, scores, MASKED), vs, best, total, acc)
+        best, total, acc = online(x, vs, best, total, acc)
     o.store((acc / total[:, None]).reshape(o.shape))

@@ -59,7 +59,7 @@ def exponential(bits: Any) -> Any:
 
 
 @tilert.kernel
-def fill_normal(y: Mut[Dyn], key: Ref, std: Const[float]):
+def fill_normal(y: Mut[Dyn], key: Ref, std: Const[float]) -> None:
     """y[i] = a normal deviate with mean 0 that depends on key and i only (Box and Muller 1958).
 
     y: any float dtype, one axis shorter than 2^31. key: u32[3]: seed low, seed high, stream.

@@ -10,7 +10,7 @@ __all__ = ["rms_norm"]
 
 
 @tilert.kernel
-def rms_norm(y: Mut[Dyn], x: Ref[Dyn], gain: Ref, eps: Const[float]):
+def rms_norm(y: Mut[Dyn], x: Ref[Dyn], gain: Ref, eps: Const[float]) -> None:
     """y = x / sqrt(mean(x^2) + eps) * gain, computed in f32.
 
     y, x: [T, H], y in pieces (bt, H). gain: [H].

@@ -6,13 +6,15 @@ from typing import Any
 
 import tilert
 from tilert import Const, Dyn, Mut, Ref, f32
-from tilert.language import rsqrt, span, sum  # noqa: A004
+from tilert.language import rsqrt, span, sum
 
 __all__ = ["qk_norm_rope_append"]
 
 
 @tilert.inline
-def rotated(qkv: Any, t: Any, heads: Any, gain: Any, cos: Any, sin: Any, eps: Any, norm: Any) -> Any:
+def rotated(
+    qkv: Any, t: Any, heads: Any, gain: Any, cos: Any, sin: Any, eps: Any, norm: Any
+) -> Any:
     """Both halves of some heads of one token, normed where `norm` and rotated; f32."""
     lo = qkv[t, heads, 0, :].to(f32)
     hi = qkv[t, heads, 1, :].to(f32)
@@ -39,7 +41,7 @@ def qk_norm_rope_append(
     positions: Ref[Dyn],
     eps: Const[float],
     norm: Const[bool],
-):
+) -> None:
     """Queries, and keys and values at their place in the cache, from one projection's output.
 
     Heads are cut in halves because RoPE (rotate-half) pairs element i with i + D/2.

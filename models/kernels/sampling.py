@@ -1,9 +1,9 @@
 """Sampling: greedy, or temperature, top-k, top-p and min-p, then one draw. All on the device.
 
-The filters are those of transformers' logits warpers applied in the order temperature, top-k, top-p,
-min-p, with one difference: tokens that tie with the last one kept are all kept, so that the result
-does not depend on how a sort breaks ties. There is no sort: a filter is a threshold, found by
-narrowing an interval of logits with counts or masses.
+The filters are those of transformers' logits warpers in the order temperature, top-k, top-p, min-p,
+with one difference: tokens that tie with the last one kept are all kept, so that the result does not
+depend on how a sort breaks ties. There is no sort: a filter is a threshold, found by narrowing an
+interval of logits with counts or masses.
 """
 
 # mypy: disable-error-code="type-arg"
@@ -20,11 +20,11 @@ from tilert.language import (
     full,
     iota,
     log,
-    max,  # noqa: A004
+    max,
     maximum,
     minimum,
     span,
-    sum,  # noqa: A004
+    sum,
     tiles,
     where,
     zeros,
@@ -63,7 +63,7 @@ def ordered(x: Any) -> Any:
 
 
 @tilert.kernel
-def chunk_best(best: Mut, index: Mut, logits: Ref, chunk: Const[int]):
+def chunk_best(best: Mut, index: Mut, logits: Ref, chunk: Const[int]) -> None:
     """The largest logit of each chunk of the vocabulary, and its first place.
 
     best: f32[B, C], index: i32[B, C], in pieces (1, 1). logits: f32[B, V] with C = ceil(V / chunk).
@@ -182,7 +182,7 @@ def sample(
     seeds: Ref,
     block: Const[int],
     fan: Const[int],
-):
+) -> None:
     """The next id of each slot; its position goes up by one where its row is not negative.
 
     The draw depends on seed, position and logits alone.

@@ -4,9 +4,9 @@ from typing import Any
 
 import tilert
 from tilert import f32
-from tilert.language import exp2, max, maximum, mma, sum  # noqa: A004
+from tilert.language import exp2, max, maximum, mma, sum, zeros
 
-__all__ = ["LOG2_E", "MASKED", "UNSEEN", "online"]
+__all__ = ["MASKED", "UNSEEN", "online", "scores"]
 
 LOG2_E = 1.4426950408889634
 MASKED = float("-inf")
@@ -15,13 +15,19 @@ UNSEEN = -1e30
 
 
 @tilert.inline
-def online(scores: Any, v: Any, best: Any, total: Any, acc: Any) -> Any:
-    """One step: scores [M, N] in units of log 2, v [N, D] -> new (best [M], total [M], acc [M, D]).
+def scores(q: Any, k: Any, scale: Any) -> Any:
+    """q [M, D] by k [N, D] -> f32[M, N], scaled, in units of log 2."""
+    return mma(q, k.T, zeros((q.shape[0], k.shape[0]), f32)) * (scale * LOG2_E)
+
+
+@tilert.inline
+def online(x: Any, v: Any, best: Any, total: Any, acc: Any) -> Any:
+    """One step: scores x [M, N] in units of log 2, v [N, D] -> new (best [M], total [M], acc [M, D]).
 
     Milakov and Gimelshein 2018 (arXiv:1805.02867).
     """
-    top = maximum(best, max(scores, axis=1))
-    weights = exp2(scores - top[:, None])
+    top = maximum(best, max(x, axis=1))
+    weights = exp2(x - top[:, None])
     fade = exp2(best - top)
     total = total * fade + sum(weights, axis=1)
     acc = mma(weights.to(v.dtype), v, acc * fade[:, None])

@@ -35,10 +35,6 @@ def emit_mma(em: "Emitter", op: Op) -> None:
     em.env[op.result] = result
 
 
-def _f32(form: Form, text: str) -> str:
-    return text if form.dtype == f32 else f"{text}.astype(T_f32)"
-
-
 def _one_product(em: "Emitter", a: Form, b: Form, m: int, k: int, n: int) -> str:
     """Text of the product with the grid axes of `a` as rows and those of `b` as columns."""
     left, right = a.text, b.text
@@ -46,7 +42,7 @@ def _one_product(em: "Emitter", a: Form, b: Form, m: int, k: int, n: int) -> str
         left = _matrix(em, a, f"matrix({a.text}, {k})")
     if b.shape != (k, n):
         right = _matrix(em, b, f"right_matrix({b.text})")
-    text = em.let(f"matmul({_f32(a, left)}, {_f32(b, right)})")
+    text = em.let(f"matmul({left}, {right})")
     rows, columns = em.grid.of(a), em.grid.of(b)
     shape = em.grid.join((m, n), rows, columns)
     if shape == (m, n):
@@ -75,7 +71,7 @@ def _batched(em: "Emitter", a: Form, b: Form, m: int, k: int, n: int) -> str:
     rows, columns = em.grid.of(a), em.grid.of(b)
     only = [g for g in range(em.grid.rank) if rows[g] != 1 and columns[g] == 1]
     if not only:
-        return em.let(f"batch_matmul({_f32(a, a.text)}, {_f32(b, b.text)})")
+        return em.let(f"batch_matmul({a.text}, {b.text})")
     rest = [g for g in range(em.grid.rank) if g not in only]
     order = [*rest, *only, em.grid.rank, em.grid.rank + 1]
     height = math.prod(rows[g] for g in only) * m
@@ -83,7 +79,7 @@ def _batched(em: "Emitter", a: Form, b: Form, m: int, k: int, n: int) -> str:
     left = em.let(f"{left}.reshape({(*(rows[g] for g in rest), height, k)})")
     batches = tuple(columns[g] for g in rest)
     right = em.let(f"{b.text}.reshape({(*batches, k, n)})")
-    text = em.let(f"batch_matmul({_f32(a, left)}, {_f32(b, right)})")
+    text = em.let(f"batch_matmul({left}, {right})")
     outer = tuple(max(rows[g], columns[g]) for g in rest)
     split = (*outer, *(rows[g] for g in only), m, n)
     back = sorted(range(len(order)), key=order.__getitem__)

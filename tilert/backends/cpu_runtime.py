@@ -1,4 +1,4 @@
-"""Helpers that generated cpu code calls: windows, gathers, matrix products, masks.
+"""Helpers that generated cpu code calls: windows, gathers, masks; products are in cpu_matmul.
 
 Run-time values are ndarrays, except uniform scalars: Python int and bool, NumPy float scalars.
 `NAMESPACE` holds every name that generated code may use.
@@ -8,6 +8,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from tilert.backends.cpu_matmul import batch_matmul, matmul
 
 __all__ = ["NAMESPACE"]
 
@@ -140,27 +142,6 @@ def right_matrix(x: Tile) -> Tile:
 def if_view(y: Tile, x: Tile) -> Tile:
     """`y` if it lies in the memory of `x`, else None."""
     return y if np.may_share_memory(x, y) else None
-
-
-def _blas(x: Tile) -> Tile:
-    """`x`, copied if BLAS cannot read it in place."""
-    s = x.strides
-    size = x.itemsize
-    if s[-1] == size and s[-2] >= size * x.shape[-1]:
-        return x
-    if s[-2] == size and s[-1] >= size * x.shape[-2]:
-        return x
-    return np.ascontiguousarray(x)
-
-
-def matmul(a: Tile, b: Tile) -> Tile:
-    """One BLAS product of f32 matrices."""
-    return np.matmul(_blas(a), _blas(b))
-
-
-def batch_matmul(a: Tile, b: Tile) -> Tile:
-    """Products of f32 matrices over broadcast leading axes."""
-    return np.matmul(_blas(a), _blas(b))
 
 
 def both(a: Tile, b: Tile) -> Tile:

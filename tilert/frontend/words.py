@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from tilert.dtypes import DType, i32
+from tilert.dtypes import DType, f32, i32
 from tilert.frontend.builder import Builder
 from tilert.frontend.values import MutArg, RefArg, Span, TileIndex, describe
 from tilert.ir import Value
@@ -70,9 +70,12 @@ def _bitcast(b: Builder, x: Any, dtype: Any) -> Value:
 
 def _mean(b: Builder, x: Any, axis: Any = None, keepdims: Any = False) -> Value:
     v = b.value(x)
-    total = b.reduce("sum", v, axis, keepdims)
-    count = v.type.numel // max(total.type.numel, 1)
-    return b.binary("mul", total, 1.0 / count)
+    if not v.dtype.is_float:
+        raise TypeRuleError(f"mean needs a float tile, got {v.dtype.name}; cast with .to(f32)")
+    # In f32, or the sum of a half-width tile would round, and could overflow, before the division.
+    total = b.reduce("sum", b.cast(v, f32), axis, keepdims)
+    count = v.type.numel // total.type.numel
+    return b.cast(b.binary("mul", total, 1.0 / count), v.dtype)
 
 
 def _minimum(b: Builder, x: Any, y: Any) -> Any:

@@ -1,0 +1,95 @@
+"""Products of f32 matrices: BLAS on parts that fit a core's cache, shared out over threads.
+
+How a product is cut depends on its shape alone. BLAS rounds differently for different shapes, so
+this gives the same result on any number of cores.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from tilert.backends.cpu_pool import shared_pool
+
+__all__ = ["batch_matmul", "matmul"]
+
+# Generated code passes f32 or 16-bit float arrays; their shapes are checked by tilert.ops.
+Tile = Any
+
+_F32 = np.dtype(np.float32)
+_ITEM = 4
+# f32 bytes of the right operand from which on two threads are worth waking one.
+_SHARED = 1 << 20
+# A part of the right operand stays in a core's second-level cache while rows of the left pass by.
+_PART = 1 << 18
+# A longer product takes larger parts, up to this: fewer calls.
+_LONG_PART = 1 << 20
+_PARTS = 32
+# Part boundaries are multiples of this: a cache line of the result.
+_ALIGNED = 16
+# Up to this many rows are matrix-vector products one by one: faster than BLAS's matrix product, and
+# a row's result does not depend on the others.
+_VECTORS = 4
+
+
+def _to_f32(x: Tile) -> Tile:
+    """`x` in f32, in the same order of axes."""
+    if x.dtype == _F32:
+        return x
+    if x.dtype.name == "bfloat16":
+        # NumPy shifts much faster than it converts element by element.
+        wide = x.view(np.uint16).astype(np.uint32)
+        return np.left_shift(wide, 16, out=wide).view(_F32)
+    return x.astype(_F32)
+
+
+def _blas(x: Tile) -> Tile:
+    """`x` in f32, copied if BLAS cannot read it in place."""
+    x = _to_f32(x)
+    s = x.strides
+    if s[-1] == _ITEM and s[-2] >= _ITEM * x.shape[-1]:
+        return x
+    if s[-2] == _ITEM and s[-1] >= _ITEM * x.shape[-2]:
+        return x
+    return np.ascontiguousarray(x)
+
+
+def _width(k: int, n: int) -> int:
+    """Columns of a part of a right operand [k, n]."""
+    size = min(max(k * n * _ITEM // _PARTS, _PART), _LONG_PART)
+    return max(size // (k * _ITEM * _ALIGNED), 1) * _ALIGNED
+
+
+def _multiply(a: Tile, b: Tile, out: Tile) -> None:
+    """out = a @ b for an `a` that BLAS can read."""
+    b = _blas(b)
+    if 1 < len(a) <= _VECTORS and b.strides[0] == _ITEM:
+        rows = b.T
+        for x, y in zip(a, out, strict=True):
+            np.matmul(rows, x, y)
+    else:
+        np.matmul(a, b, out)
+
+
+def matmul(a: Tile, b: Tile) -> Tile:
+    """The product of two matrices, in f32."""
+    a = _blas(a)
+    k, n = b.shape
+    out = np.empty((len(a), n), _F32)
+    pool = shared_pool()
+    if k * n * _ITEM < _SHARED:
+        _multiply(a, b, out)
+        return out
+    width = _width(k, n)
+
+    def part(number: int) -> None:
+        columns = slice(number * width, (number + 1) * width)
+        _multiply(a, b[:, columns], out[:, columns])
+
+    pool.run(part, -(-n // width))
+    return out
+
+
+def batch_matmul(a: Tile, b: Tile) -> Tile:
+    """Products of matrices over broadcast leading axes, in f32."""
+    shared_pool()
+    return np.matmul(_blas(a), _blas(b))
