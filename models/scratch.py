@@ -15,8 +15,8 @@ class Scratch:
         x: [size, H], the residual stream. normed: [size, H].
         qkv: [size, (Hq + 2 Hkv) D]. q: [size, Hq, D]. attended: [size, Hq D].
         hidden: [size, F].
-        partial: f32[size, S, Hq, D], best, total: f32[size, S, Hq], of split decode attention,
-            absent (None) where it does not split.
+        splits: f32 [size, S, Hq, D], [size, S, Hq] and [size, S, Hq] of split decode attention
+            (acc, best and total of its kernel), or None where it does not split.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Scratch:
         splits = tiling(device.kind).decode_attention(1, config.num_kv_heads).splits
         if decode and splits > 1:
             shape = (size, splits, config.num_heads)
-            arrays["partial"] = empty(*shape, config.head_dim, dtype=f32)
+            arrays["acc"] = empty(*shape, config.head_dim, dtype=f32)
             arrays["best"] = empty(*shape, dtype=f32)
             arrays["total"] = empty(*shape, dtype=f32)
         self._bind(arrays)
@@ -53,9 +53,8 @@ class Scratch:
         self.q = arrays["q"]
         self.attended = arrays["attended"]
         self.hidden = arrays["hidden"]
-        self.partial = arrays.get("partial")
-        self.best = arrays.get("best")
-        self.total = arrays.get("total")
+        names = ("acc", "best", "total")
+        self.splits = tuple(arrays[name] for name in names) if "acc" in arrays else None
 
     def head(self, size: int) -> "Scratch":
         """The memory of the first `size` tokens."""

@@ -246,19 +246,18 @@ class Transformer:
         k, v = cache.pages(number)
         inputs = (scratch.q, k, v, cache.table.table, batch.index.rows, batch.positions)
         consts = {"scale": 1 / math.sqrt(dim), "heads": tiles.heads, "pages": tiles.pages}
-        if tiles.splits == 1 or scratch.partial is None:
+        if tiles.splits == 1 or scratch.splits is None:
             kernels.decode_attention(out.partition(1, group, dim), *inputs, **consts).run()
             return
-        partial = scratch.partial[:, : tiles.splits]
-        best, total = scratch.best[:, : tiles.splits], scratch.total[:, : tiles.splits]
+        acc, best, total = (part[:, : tiles.splits] for part in scratch.splits)
         kernels.decode_attention_split(
-            partial.partition(1, 1, group, dim),
+            acc.partition(1, 1, group, dim),
             best.partition(1, 1, group),
             total.partition(1, 1, group),
             *inputs,
             **consts,
         ).run()
-        kernels.merge_splits(out.partition(1, group, dim), partial, best, total).run()
+        kernels.merge_splits(out.partition(1, group, dim), acc, best, total).run()
 
     def _prefill_attention(
         self, cache: KVCache, number: int, scratch: Scratch, rows: Array, positions: Array

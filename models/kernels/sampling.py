@@ -1,9 +1,9 @@
 """Sampling: greedy, or temperature, top-k, top-p and min-p, then one draw. All on the device.
 
 The filters are those of transformers' logits warpers in the order temperature, top-k, top-p, min-p,
-with one difference: tokens that tie with the last one kept are all kept, so that the result does not
-depend on how a sort breaks ties. There is no sort: a filter is a threshold, found by narrowing an
-interval of logits with counts or masses.
+with one difference: tokens that tie with the last one kept are all kept, so that the result does
+not depend on how a sort breaks ties. There is no sort: a filter is a threshold, found by narrowing
+an interval of logits with counts or masses.
 """
 
 # mypy: disable-error-code="type-arg"

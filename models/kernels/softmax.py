@@ -22,7 +22,7 @@ def scores(q: Any, k: Any, scale: Any) -> Any:
 
 @tilert.inline
 def online(x: Any, v: Any, best: Any, total: Any, acc: Any) -> Any:
-    """One step: scores x [M, N] in units of log 2, v [N, D] -> new (best [M], total [M], acc [M, D]).
+    """One step: scores x [M, N] in units of log 2, v [N, D] -> new best, total [M], acc [M, D].
 
     Milakov and Gimelshein 2018 (arXiv:1805.02867).
     """

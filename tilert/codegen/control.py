@@ -68,26 +68,29 @@ def for_loop(e: Emitter, op: Op) -> None:
 
 
 def _carry(e: Emitter, op: Op) -> None:
+    """Overwrite the carried variables with what the iteration yields."""
     body = op.regions[0]
-    values = body.ops[-1].args
-    carried = set(body.args[1:])
-    moves = [
-        (r, v, a) for r, v, a in zip(op.results, values, body.args[1:], strict=True) if v is not a
-    ]
-    # A yielded loop argument may be overwritten by another move: copy it aside first.
-    for _, v, _ in moves:
-        if v in carried:
-            name = e.fresh("t")
-            size = f"[{e.registers(v)}]" if v.shape else ""
-            e.line(f"{c_type(v.dtype)} {name}{size};")
-            _assign(e, v, name, v)
-            copy = Value(v.type)
-            e.names[copy] = name
-            if v.shape:
-                e.plan.layouts[copy] = e.layout(v)
-            moves = [(r, copy if w is v else w, a) for r, w, a in moves]
-    for result, v, _ in moves:
+    names = {e.names[r] for r in op.results}
+    moves: list[tuple[Value, Value]] = []
+    for result, v in zip(op.results, body.ops[-1].args, strict=True):
+        if e.names[v] == e.names[result]:
+            continue
+        # Reading a carried variable, under its own name or that of a reshape: another move may
+        # overwrite it first, so it is copied aside.
+        moves.append((result, _aside(e, v) if e.names[v] in names else v))
+    for result, v in moves:
         _assign(e, result, e.names[result], v)
+
+
+def _aside(e: Emitter, v: Value) -> Value:
+    copy = Value(v.type)
+    if v.shape:
+        e.plan.layouts[copy] = e.layout(v)
+    name = e.fresh("t")
+    e.line(f"{c_type(v.dtype)} {name}{f'[{e.registers(v)}]' if v.shape else ''};")
+    _assign(e, v, name, v)
+    e.names[copy] = name
+    return copy
 
 
 def _pipelined(e: Emitter, op: Op, operands: list[Operand], counter: str) -> None:

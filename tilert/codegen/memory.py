@@ -1,6 +1,7 @@
 """Loads of a `Ref`'s tiles and loads and stores of a `Mut`'s piece."""
 
 from dataclasses import dataclass
+from math import gcd
 
 from tilert.codegen.emit import Emitter, c_name, c_type, literal
 from tilert.codegen.layout import Layout
@@ -131,7 +132,7 @@ def _vector(e: Emitter, where: Address, layout: Layout) -> int:
     inner = layout.axes[-1][0]
     if stride != "1LL" or gather is not None or inner.kind != "r" or inner.stride != 1:
         return 1
-    v = min(inner.size, 16 // param.dtype.itemsize)
+    v = gcd(inner.size, 16 // param.dtype.itemsize)
     if v * param.dtype.itemsize < 8:
         return 1
     if layout.shape[-1] % v or any(s is None or s % v for s in param.strides[:-1]):

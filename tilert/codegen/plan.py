@@ -393,7 +393,8 @@ def _plan_operands(function: Function, plan: Plan) -> None:
                         continue
                     _add_operand(plan, side, position, homes)
             for region in op.regions:
-                visit(region, op if op.name == "for" else loop)
+                # What an `if` in a loop loads is not known an iteration ahead.
+                visit(region, op if op.name == "for" else None)
 
     visit(function.body, None)
     for loop, operands in plan.pipelined.items():
