@@ -12,7 +12,8 @@ class Scratch:
     """Memory for the activations of up to `size` tokens.
 
     Attributes:
-        x: [size, H], the residual stream. normed: [size, H].
+        x: f32 [size, H], the residual stream: many small updates are added to it, whose rounding in
+            a narrow dtype would be most of the error of the logits. normed: [size, H].
         qkv: [size, (Hq + 2 Hkv) D]. q: [size, Hq, D]. attended: [size, Hq D].
         hidden: [size, F].
         splits: f32 [size, S, Hq, D], [size, S, Hq] and [size, S, Hq] of split decode attention
@@ -28,7 +29,7 @@ class Scratch:
             return tilert.empty(shape, dtype, device)
 
         arrays: dict[str, Array] = {
-            "x": empty(size, config.hidden_size),
+            "x": empty(size, config.hidden_size, dtype=f32),
             "normed": empty(size, config.hidden_size),
             "qkv": empty(size, queries + 2 * keys),
             "q": empty(size, config.num_heads, config.head_dim),

@@ -106,7 +106,7 @@ class CudaTiling:
     """Sizes for about 132 multiprocessors."""
 
     fill = 2048
-    fan = 3
+    fan = 4
     gemv_tokens = 4
     """Up to this many tokens a projection is a matrix-vector product bound by reading weights."""
 

@@ -38,7 +38,7 @@ def norm_gate_up_silu(
     for k in tiles(x, axis=1, size=bk):
         v = x[m, k].to(f32)
         squares = squares + sum(v * v, axis=1)
-        scaled = (v * gain[k][None, :].to(f32)).to(x.dtype)
+        scaled = (v * gain[k][None, :].to(f32)).to(w.dtype)
         gate = mma(scaled, w[0, n, k].T, gate)
         up = mma(scaled, w[1, n, k].T, up)
     scale = rsqrt(squares / x.shape[1] + eps)[:, None]

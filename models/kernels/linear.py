@@ -51,6 +51,6 @@ def norm_linear(
     for k in tiles(x, axis=1, size=bk):
         v = x[m, k].to(f32)
         squares = squares + sum(v * v, axis=1)
-        acc = mma((v * gain[k][None, :].to(f32)).to(x.dtype), w[n, k].T, acc)
+        acc = mma((v * gain[k][None, :].to(f32)).to(w.dtype), w[n, k].T, acc)
     scale = rsqrt(squares / x.shape[1] + eps)
     y.store(acc * scale[:, None])

@@ -1,7 +1,7 @@
 """Steps of a small random model: decode, prefill, chunks, batches, padding, sampling, capture."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,6 @@ class Weights:
     config: ModelConfig
     arrays: dict[str, NDArray[Any]]
     id: str = "in memory"
-    read: list[str] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:

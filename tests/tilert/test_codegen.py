@@ -43,7 +43,10 @@ CASES: list[tuple[Callable[..., None], dict[str, Any]]] = [
     (elementwise.test_where, {}),
     (elementwise.test_makers, {}),
     (elementwise.test_inline, {}),
-    *[(reductions.test_reduce_axis, {"rank": 3, "kind": k, "dtype": bf16}) for k in ("sum", "argmax")],
+    *[
+        (reductions.test_reduce_axis, {"rank": 3, "kind": k, "dtype": bf16})
+        for k in ("sum", "argmax")
+    ],
     (reductions.test_full_reduction, {"shape": (7, 1030), "dtype": f32}),
     (reductions.test_reduce_then_broadcast, {"shape": (65, 31)}),
     (reductions.test_three_axes, {"shape": (3, 20, 33)}),

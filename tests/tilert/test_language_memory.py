@@ -100,7 +100,20 @@ def windows(y: Mut, x: Ref[Dyn], starts: Ref, fill: Const[float]):
 def test_span(device: tilert.Device, size: int, dtype: tilert.DType) -> None:
     for n in (1, 7, 64):
         x, x64 = data(device, (n,), dtype)
-        starts = [0, 1, -1, -size, -size - 5, n - 1, n, n + 9, n - size, n // 2, -(2**31), 2**31 - 200]
+        starts = [
+            0,
+            1,
+            -1,
+            -size,
+            -size - 5,
+            n - 1,
+            n,
+            n + 9,
+            n - size,
+            n // 2,
+            -(2**31),
+            2**31 - 200,
+        ]
         for fill in (0.0, MINUS_INF, 2.5):
             y = Frame(device, (len(starts), size), dtype)
             windows(y.piece(1, size), x, ints(device, starts), fill=fill).sync()

@@ -181,7 +181,9 @@ def chained_right(y: Mut, x: Ref, w: Ref, v: Ref):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("sizes", [(1, 5, 3, 7), (16, 16, 16, 16), (64, 48, 32, 64), (70, 64, 33, 20)])
+@pytest.mark.parametrize(
+    "sizes", [(1, 5, 3, 7), (16, 16, 16, 16), (64, 48, 32, 64), (70, 64, 33, 20)]
+)
 def test_chained_products(device: tilert.Device, sizes: tuple, dtype: tilert.DType) -> None:
     m, j, k, n = sizes
     x, x64 = data(device, (m, k), dtype, seed=1)
@@ -261,7 +263,11 @@ def two_sums(y: Mut[Dyn], z: Mut[Dyn], x: Ref[Dyn], w: Ref, bk: Const[int]):
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("bm", [1, 2, 3, 4, 16, 64])
 def test_two_sums_and_squares(device: tilert.Device, bm: int, dtype: tilert.DType) -> None:
-    for rows, columns, depth, bn, bk in ((bm, 32, 128, 16, 64), (bm + 1, 20, 72, 8, 16), (1, 4, 8, 4, 16)):
+    for rows, columns, depth, bn, bk in (
+        (bm, 32, 128, 16, 64),
+        (bm + 1, 20, 72, 8, 16),
+        (1, 4, 8, 4, 16),
+    ):
         x, x64 = data(device, (rows, depth), dtype, seed=1)
         w, w64 = data(device, (2, columns, depth), dtype, seed=2)
         y, z = Frame(device, (rows, columns)), Frame(device, (rows, columns))

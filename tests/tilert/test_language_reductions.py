@@ -73,9 +73,7 @@ def whole(y: Mut, top: Mut, low: Mut, at: Mut, x: Ref):
 
 @pytest.mark.parametrize("dtype", [f32, bf16, i32])
 @pytest.mark.parametrize("shape", SHAPES_2D)
-def test_full_reduction(
-    device: tilert.Device, shape: tuple[int, int], dtype: tilert.DType
-) -> None:
+def test_full_reduction(device: tilert.Device, shape: tuple[int, int], dtype: tilert.DType) -> None:
     x, x64 = data(device, shape, dtype, -50, 50)
     y, top, low = (Frame(device, (1,), dtype, margin=1) for _ in range(3))
     at = Frame(device, (1,), i32)

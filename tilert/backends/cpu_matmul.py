@@ -59,37 +59,33 @@ def _width(k: int, n: int) -> int:
     return max(size // (k * _ITEM * _ALIGNED), 1) * _ALIGNED
 
 
-def _multiply(a: Tile, b: Tile, out: Tile) -> None:
-    """out = a @ b for an `a` that BLAS can read."""
+def _multiply(a: Tile, b: Tile) -> Tile:
+    """a @ b for an `a` that BLAS can read."""
     b = _blas(b)
-    if 1 < len(a) <= _VECTORS and b.strides[0] == _ITEM:
-        rows = b.T
-        for x, y in zip(a, out, strict=True):
-            np.matmul(rows, x, y)
-    else:
-        np.matmul(a, b, out)
+    if 1 < len(a) <= _VECTORS:
+        return np.matmul(a[:, None], b)[:, 0]
+    return np.matmul(a, b)
 
 
 def matmul(a: Tile, b: Tile) -> Tile:
     """The product of two matrices, in f32."""
     a = _blas(a)
     k, n = b.shape
-    out = np.empty((len(a), n), _F32)
     pool = shared_pool()
     if k * n * _ITEM < _SHARED:
-        _multiply(a, b, out)
-        return out
+        return _multiply(a, b)
     width = _width(k, n)
 
-    def part(number: int) -> None:
-        columns = slice(number * width, (number + 1) * width)
-        _multiply(a, b[:, columns], out[:, columns])
+    def part(number: int) -> Tile:
+        return _multiply(a, b[:, number * width : (number + 1) * width])
 
-    pool.run(part, -(-n // width))
-    return out
+    return np.concatenate(pool.map(part, -(-n // width)), axis=1)
 
 
 def batch_matmul(a: Tile, b: Tile) -> Tile:
     """Products of matrices over broadcast leading axes, in f32."""
     shared_pool()
-    return np.matmul(_blas(a), _blas(b))
+    a, b = _blas(a), _blas(b)
+    if a.shape[-2] <= _VECTORS:
+        return np.matmul(a[..., None, :], b[..., None, :, :])[..., 0, :]
+    return np.matmul(a, b)

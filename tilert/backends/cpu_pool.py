@@ -1,16 +1,17 @@
 """Threads that share out the parts of a large product.
 
 BLAS's own threads wait for each other in spin loops: with another process on one core, each barrier
-lasts until the scheduler lets go of it, and a product takes a hundred times as long. Here the thread
-that launches takes parts itself and helpers join when they can; it waits only for parts that a
-helper has begun. So contention costs at most the parts under way.
+lasts until the scheduler lets go of it, and a product takes a hundred times as long. Here nothing
+spins, and the calling thread depends on nobody: it takes parts itself, helpers take others as they
+come, and a part that a helper does not finish soon is done again.
 """
 
 import os
 import threading
 from collections.abc import Callable
 from functools import cache
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -21,7 +22,11 @@ __all__ = ["THREADS_VARIABLE", "Pool", "shared_pool", "thread_count"]
 
 THREADS_VARIABLE = "TILERT_CPU_THREADS"
 
-Part = Callable[[int], None]
+# Seconds that a call waits for a helper's last part before it does that part again: more than a
+# part of a matrix-vector product takes, less than a time slice of the scheduler.
+_PATIENCE = 2e-4
+
+_MISSING = object()
 
 
 class _Job:
@@ -30,31 +35,44 @@ class _Job:
     List operations are atomic, so there is no lock.
     """
 
-    def __init__(self, part: Part, count: int) -> None:
-        self.part = part
-        self.count = count
+    def __init__(self, compute: Callable[[int], Any], count: int) -> None:
+        self.compute = compute
+        self.results: list[Any] = [_MISSING] * count
         self.left = list(range(count - 1, -1, -1))
-        self.ended: list[BaseException | None] = []
         self.done: SimpleQueue[None] = SimpleQueue()
 
-    def work(self) -> bool:
-        """Takes parts until none is left; whether all have ended by then."""
-        left, part, ended = self.left, self.part, self.ended
+    def work(self) -> None:
+        """Computes parts until none is left to take."""
+        left, compute, results = self.left, self.compute, self.results
         while True:
             try:
                 number = left.pop()
             except IndexError:
-                return len(ended) == self.count
-            error: BaseException | None = None
-            try:
-                part(number)
-            except BaseException as raised:
-                error = raised
-            ended.append(error)
+                return
+            results[number] = compute(number)
 
-    def failure(self) -> BaseException | None:
-        """An exception that a part raised."""
-        return next((error for error in self.ended if error is not None), None)
+    def help(self) -> None:
+        """`work` in a helper: what fails is left to the caller, who does it again."""
+        try:
+            self.work()
+        except BaseException:
+            return
+        if not self.missing():
+            self.done.put(None)
+
+    def missing(self) -> list[int]:
+        """Parts without a result."""
+        return [number for number, result in enumerate(self.results) if result is _MISSING]
+
+    def finish(self) -> None:
+        """Waits a little for the parts that helpers have taken, and computes the rest."""
+        if self.missing():
+            try:
+                self.done.get(timeout=_PATIENCE)
+            except Empty:
+                for number in self.missing():
+                    if self.results[number] is _MISSING:
+                        self.results[number] = self.compute(number)
 
 
 class _Helper:
@@ -68,7 +86,7 @@ class _Helper:
         threading.Thread(target=self._loop, name=name, daemon=True).start()
 
     def give(self, job: _Job) -> None:
-        """Let it work on the job; only whoever took the helper off the idle list may."""
+        """Let it help with the job; only whoever took the helper off the idle list may."""
         self._job = job
         self._wake.release()
 
@@ -77,14 +95,14 @@ class _Helper:
             while True:
                 self._wake.acquire()
                 job, self._job = self._job, None
-                if job is not None and job.work():
-                    job.done.put(None)
+                if job is not None:
+                    job.help()
                 del job
                 self._idle.append(self)
 
 
 class Pool:
-    """`threads - 1` helpers; any number of threads may call `run` at a time.
+    """`threads - 1` helpers; any number of threads may call `map` at a time.
 
     Attributes:
         threads: how many work on a call at most, the caller included.
@@ -95,28 +113,26 @@ class Pool:
         self._idle: list[_Helper] = []
         self._idle += [_Helper(self._idle, f"tilert-cpu-{i}") for i in range(1, threads)]
 
-    def run(self, part: Part, count: int) -> None:
-        """Call part(0) .. part(count - 1), each once, in any order and at the same time.
+    def map(self, compute: Callable[[int], Any], count: int) -> list[Any]:
+        """[compute(0), ..., compute(count - 1)], some of them at the same time.
 
-        What a part raises is raised here, when all have ended.
+        Args:
+            compute: what it does must leave no trace but its result: it may run twice for the same
+                number, and the second run may last beyond this call. What it raises in this thread
+                is raised here; what it raises in a helper makes this thread try again.
         """
         if self.threads == 1 or count == 1:
-            for number in range(count):
-                part(number)
-            return
-        job = _Job(part, count)
+            return [compute(number) for number in range(count)]
+        job = _Job(compute, count)
         for _ in range(min(self.threads, count) - 1):
             try:
                 helper = self._idle.pop()
             except IndexError:
                 break
             helper.give(job)
-        if not job.work():
-            # Whoever ends the last part sees that all have ended: a helper, as the caller did not.
-            job.done.get()
-        failure = job.failure()
-        if failure is not None:
-            raise failure
+        job.work()
+        job.finish()
+        return job.results
 
 
 def thread_count() -> int:
@@ -137,10 +153,10 @@ def thread_count() -> int:
 
 @cache
 def shared_pool() -> Pool:
-    """The pool of the cpu backend, made at its first large product.
+    """The pool of the cpu backend, made at its first product.
 
     From then on NumPy's BLAS uses one thread in the whole process: BLAS libraries have no setting
-    for single calls, and one that other threads change back and forth would be worse.
+    for single calls, and to change theirs around every call would affect other threads all the same.
 
     Raises:
         DeviceError: see `thread_count`.

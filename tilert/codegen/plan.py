@@ -1,4 +1,4 @@
-"""Decisions made before any text is written: threads, layouts, operands of mma, asynchronous loads."""
+"""Decisions made before any text is written: threads, layouts, operands of mma, copies."""
 
 from dataclasses import dataclass, field
 
@@ -366,7 +366,7 @@ def _choose_direct(function: Function, plan: Plan) -> None:
 
 
 def can_copy_async(load: Op, cols: int) -> bool:
-    """Whether rows of a load can be copied in 16-byte pieces that are wholly in or out of bounds."""
+    """Whether rows of a load can be copied in 16-byte pieces, each wholly in or out of bounds."""
     p = load.attrs["param"]
     access = load.attrs["access"]
     vector = 16 // p.dtype.itemsize
@@ -434,7 +434,7 @@ def _add_operand(plan: Plan, side: Value, position: int, homes: dict[Value, Op |
 
 
 def _pure_slice(load: Op, loop: Op) -> bool:
-    """Whether the load's address can be computed for a later iteration: it uses no carried value."""
+    """Whether the load's address is known for a later iteration: it uses no carried value."""
     body = loop.regions[0]
     carried = set(body.args[1:])
     inside = {r: op for op in body.ops for r in op.results}

@@ -44,8 +44,6 @@ DEV u32 op_mod(u32 a, u32 b) { return a % b; }
 DEV u8 op_floordiv(u8 a, u8 b) { return a / b; }
 DEV u8 op_mod(u8 a, u8 b) { return a % b; }
 template <class T> DEV T shuffle_xor(T v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
-DEV bf16 shuffle_xor(bf16 v, int mask) { v.x = (u16)__shfl_xor_sync(~0u, (u32)v.x, mask); return v; }
-DEV f16 shuffle_xor(f16 v, int mask) { v.x = (u16)__shfl_xor_sync(~0u, (u32)v.x, mask); return v; }
 
 // Read-only data: "stream" is read once (weights) and should not displace what L1 holds.
 DEV vec16 load16(const void* p) {
@@ -54,14 +52,15 @@ DEV vec16 load16(const void* p) {
 DEV vec16 load16_stream(const void* p) {
   vec16 v; asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
     : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p)); return v; }
-template <class V, class T> union pieces { V v; T e[sizeof(V) / sizeof(T)]; DEV_CTOR };
 
 DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 DEV void copy_async16(u32 dst, const void* src, bool valid) {
   int n = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(dst), "l"(src), "r"(n) : "memory"); }
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+    :: "r"(dst), "l"(src), "r"(n) : "memory"); }
 DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+template <int N> DEV void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 DEV void ldmatrix4(u32* r, u32 a) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a) : "memory"); }
@@ -69,11 +68,13 @@ DEV void ldmatrix4_t(u32* r, u32 a) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a) : "memory"); }
 DEV void mma_step(float* c, const u32* a, u32 b0, u32 b1, bf16) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+    "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1)); }
 DEV void mma_step(float* c, const u32* a, u32 b0, u32 b1, f16) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+    "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1)); }
-""".replace(" DEV_CTOR", "")
+"""

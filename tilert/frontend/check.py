@@ -93,7 +93,8 @@ def _decl(p: inspect.Parameter, source: Source, node: ast.AST) -> ParamDecl:
         given = type(p.default)
         if p.default is not MISSING and given is not args[0] and (given, args[0]) != (int, float):
             raise source.error(
-                f"the default of '{p.name}' must be a {args[0].__name__}, got {p.default!r}", node
+                f"the default of '{p.name}' must be of type {args[0].__name__}, got {p.default!r}",
+                node,
             )
         return ParamDecl(p.name, "const", const_type=args[0], default=p.default)
     raise source.error(

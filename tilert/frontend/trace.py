@@ -195,18 +195,22 @@ class Tracer(Expressions):
         if loop is language.static_range:
             if kwargs or len(args) != 1:
                 raise self.source.error(f"expected {loop.signature}", call)
-            self._static_loop(node, args[0])
+            self._static_loop(node, call, args[0])
             return
         bounds = self._tiles if loop is language.tiles else self._range
         try:
             lo, hi, step, size = bounds(*args, **kwargs)
+        except TypeRuleError as e:
+            raise self.source.error(str(e), call) from None
         except TypeError:
             raise self.source.error(f"expected {loop.signature}", call) from None
         self._loop(node, lo, hi, step, size)
 
-    def _static_loop(self, node: ast.For, stop: Any) -> None:
+    def _static_loop(self, node: ast.For, call: ast.Call, stop: Any) -> None:
         if not isinstance(stop, int):
-            raise TypeRuleError("static_range takes a compile-time int; use range()")
+            raise self.source.error(
+                f"static_range takes a compile-time int, got {describe(stop)}; use range()", call
+            )
         for i in range(stop):
             self.assign(node.target, i)
             self.statements(node.body)

@@ -56,7 +56,8 @@ PROXIES = (TileIndex, Span, RefArg, MutArg, BoundMethod, Builtin, Inline)
 def describe(x: Any) -> str:
     """What a person would call a traced value."""
     if isinstance(x, Value):
-        return f"a {x.dtype.name} scalar" if not x.shape else f"a tile {x.type}"
+        article = "an" if x.dtype.name[0] == "i" else "a"
+        return f"{article} {x.dtype.name} scalar" if not x.shape else f"a tile {x.type}"
     if isinstance(x, TileIndex):
         return f"a tile index of size {x.size}"
     if isinstance(x, Span):

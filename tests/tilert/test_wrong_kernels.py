@@ -1,0 +1,265 @@
+"""One wrong kernel, one exact message, with the caret under the offending place. No GPU."""
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilert
+from tests.tilert.wrong_kernels import AT_DECORATION, AT_SPECIALISATION
+from tilert import Const, Dyn, KernelError, LaunchError, MovedError, Mut, OwnershipError, Ref
+from tilert.dtypes import bf16, bool_, f32, i32, u32
+
+HEADER = """import tilert
+from tilert import Const, Dyn, Mut, Ref, bf16, f16, f32, i32, u32
+from tilert.language import *  # noqa: F403
+"""
+ARRAYS = {
+    "x": ((8,), f32),
+    "xx": ((8, 16), f32),
+    "h": ((8, 16), bf16),
+    "n": ((8,), i32),
+    "u": ((8,), u32),
+    "b": ((8,), bool_),
+}
+PIECES = {"y": ((8,), (4,)), "z": ((8,), (4,)), "yy": ((8, 8), (8, 8))}
+
+# What nobody who only writes kernels has heard of.
+INTERNAL = re.compile(
+    r"\b(Value|Op|Tracer|Expressions|Builder|TileType|TileIndex|RefArg|MutArg|BoundMethod|Builtin"
+    r"|Inline|NoneType|ast)\b|tilert\.(?!inline|kernel|from_numpy)|object at 0x|\b_[a-z]|dataclass"
+)
+
+
+def module(folder: Path, text: str) -> ModuleType:
+    path = folder / "wrong.py"
+    path.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("wrong", path)
+    assert spec is not None and spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def call(kernel: tilert.Kernel) -> tilert.Op:
+    dev = tilert.device("cpu")
+    values: list[Any] = []
+    for d in kernel.decls:
+        if d.kind == "mut":
+            shape, tile = PIECES[d.name]
+            values.append(tilert.zeros(shape, f32, dev).partition(*tile))
+        else:
+            shape, dtype = ARRAYS[d.name]
+            values.append(tilert.zeros(shape, dtype, dev))
+    return kernel(*values)
+
+
+def checked(folder: Path, source: str, message: str, stage: Callable[[ModuleType], Any]) -> None:
+    text = HEADER + source.replace("\ndef k", "\n@tilert.kernel\ndef k").replace(
+        "\n§def k", "\n@tilert.kernel\n§def k"
+    )
+    before = text[: text.index("§")]
+    line, column = before.count("\n") + 1, len(before) - before.rindex("\n") - 1
+    text = text.replace("§", "")
+    with pytest.raises(KernelError) as caught:
+        stage(module(folder, text))
+    error = caught.value
+    assert error.message == message
+    shown = text.splitlines()[line - 1]
+    assert str(error).splitlines()[-3:] == [
+        f"  {folder / 'wrong.py'}:{line}",
+        f"    {shown}",
+        "    " + " " * column + "^",
+    ]
+    assert (error.line, error.column) == (line, column)
+    assert not INTERNAL.search(message)
+    assert "Traceback" not in str(error)
+
+
+@pytest.mark.parametrize("case", AT_DECORATION)
+def test_refused_at_decoration(case: str, tmp_path: Path) -> None:
+    source, message = AT_DECORATION[case]
+    checked(tmp_path, source, message, lambda loaded: loaded)
+
+
+@pytest.mark.parametrize("case", AT_SPECIALISATION)
+def test_refused_at_specialisation(case: str, tmp_path: Path) -> None:
+    source, message = AT_SPECIALISATION[case]
+    checked(tmp_path, source, message, lambda loaded: call(loaded.k))
+
+
+def test_an_error_in_a_helper_says_who_called_it(tmp_path: Path) -> None:
+    text = (
+        HEADER
+        + """
+@tilert.inline
+def inner(v):
+    return v[0]
+
+@tilert.inline
+def outer(v):
+    return inner(v)
+
+@tilert.kernel
+def k(y: Mut, x: Ref):
+    y.store(outer(x[:]))
+"""
+    )
+    with pytest.raises(KernelError) as caught:
+        call(module(tmp_path, text).k)
+    assert caught.value.line == 7
+    assert caught.value.__notes__ == ["in a function that k() calls at line 15"]
+
+
+def test_indented_kernels_point_at_the_right_column(tmp_path: Path) -> None:
+    text = (
+        HEADER
+        + '''
+def make():
+    if True:
+        @tilert.kernel
+        def k(y: Mut, x: Ref):
+            """A text that reaches
+further left than the code."""
+            y.store(1.0 + x[8])
+        return k
+'''
+    )
+    with pytest.raises(KernelError) as caught:
+        call(module(tmp_path, text).make())
+    assert (caught.value.line, caught.value.column) == (11, 26)
+
+
+# Launches
+
+
+@tilert.kernel
+def scaled(y: Mut[Dyn], x: Ref[Dyn], scale: Const[float] = 1.0, repeat: Const[int] = 1):
+    (i,) = y.index
+    y.store(x[i] * scale * repeat)
+
+
+@tilert.kernel
+def two(y: Mut, z: Mut):
+    y.store(0.0)
+    z.store(0.0)
+
+
+def array(*shape: int) -> tilert.Array:
+    return tilert.zeros(shape, f32, tilert.device("cpu"))
+
+
+LAUNCHES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "a missing argument": (
+        lambda: scaled(array(8).partition(4)),
+        LaunchError,
+        "kernel 'scaled': argument 'x' is missing",
+    ),
+    "a surplus argument": (
+        lambda: scaled(array(8).partition(4), array(8), 1.0, 1, 5),
+        LaunchError,
+        "kernel 'scaled' takes 4 arguments, 5 are given",
+    ),
+    "an unknown keyword": (
+        lambda: scaled(array(8).partition(4), array(8), factor=2.0),
+        LaunchError,
+        "kernel 'scaled' has no parameter 'factor'",
+    ),
+    "an argument given twice": (
+        lambda: scaled(array(8).partition(4), array(8), 1.0, scale=2.0),
+        LaunchError,
+        "kernel 'scaled': argument 'scale' is given twice",
+    ),
+    "a constant of another type": (
+        lambda: scaled(array(8).partition(4), array(8), repeat=2.5),
+        LaunchError,
+        "kernel 'scaled': 'repeat' is a compile-time int, got float 2.5",
+    ),
+    "an array in place of a partition": (
+        lambda: scaled(array(8), array(8)),
+        LaunchError,
+        "kernel 'scaled' writes 'y': pass y.partition(tile0), not the array",
+    ),
+    "a partition in place of an array": (
+        lambda: scaled(array(8).partition(4), array(8).partition(4)),
+        LaunchError,
+        "argument 'x' of kernel 'scaled' must be an Array, got Partition; the kernel only reads"
+        " it, so pass the array",
+    ),
+    "NumPy in place of an array": (
+        lambda: scaled(array(8).partition(4), np.zeros(8)),
+        LaunchError,
+        "argument 'x' of kernel 'scaled' must be an Array, got ndarray;"
+        " tilert.from_numpy(value, device) copies host data to a device",
+    ),
+    "too few axes": (
+        lambda: scaled(array(8).partition(4), array()),
+        LaunchError,
+        "argument 'x' of kernel 'scaled' is declared with a run-time axis 0, got shape []",
+    ),
+    "a tile of another rank": (
+        lambda: array(8).partition(4, 4),
+        LaunchError,
+        "O2 disjoint pieces: tile [4, 4] has 2 sizes, an array of shape [8] needs 1",
+    ),
+    "grids that disagree": (
+        lambda: two(array(8).partition(4), array(8).partition(2)),
+        OwnershipError,
+        "O2 disjoint pieces: the Muts of kernel 'two' disagree on the grid: 'y' has [2] pieces and"
+        " 'z' [4]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_refused_at_launch(case: str) -> None:
+    launch, kind, message = LAUNCHES[case]
+    with pytest.raises(kind) as caught:
+        launch()
+    assert str(caught.value) == message
+    assert not INTERNAL.search(message)
+
+
+def test_aliases_are_refused_at_launch() -> None:
+    a = array(16)
+    with pytest.raises(OwnershipError) as caught:
+        scaled(a[:8].partition(4), a[4:12])
+    assert str(caught.value) == (
+        "O3 alias xor mutate: argument 'x' of kernel 'scaled' overlaps the memory that 'y' writes;"
+        " copy one of them into its own array"
+    )
+    scaled(a[:8].partition(4), a[8:]).run()
+
+
+def test_a_moved_array_is_refused() -> None:
+    a, b = array(8), array(8)
+    op = scaled(a.partition(4), b)
+    with pytest.raises(MovedError) as caught:
+        scaled(b.partition(4), a)
+    assert str(caught.value).startswith(
+        "O5 move: array of shape [8] is held by op 'scaled' created at "
+    )
+    assert str(caught.value).endswith("; use what its .run() or .sync() returns")
+    assert op.run() is a
+    a.numpy()
+
+
+def test_words_called_outside_a_kernel() -> None:
+    from tilert.language import exp
+
+    with pytest.raises(RuntimeError, match=r"^exp\(x\) works only inside a @tilert.kernel"):
+        exp(1.0)
+
+
+def test_a_kernel_needs_its_source() -> None:
+    with pytest.raises(TypeError, match=r"is not a plain `def` function"):
+        tilert.kernel(lambda y: None)
+    scope: dict[str, Any] = {}
+    exec("def made(y):\n    pass", scope)
+    with pytest.raises(TypeError, match=r"^the source of 'made' is not available"):
+        tilert.kernel(scope["made"])
