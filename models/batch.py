@@ -8,6 +8,7 @@ import numpy as np
 import tilert
 from models.config import ModelConfig
 from models.kv_cache import KVCache
+from models.prompt import Prompt
 from models.scratch import Scratch
 from models.tiling import tiling
 from tilert import Array, Device, DType, f32, i32, u32
@@ -44,6 +45,7 @@ class Batch:
         logits: f32[size, V], of the last step.
         index: where each slot's keys and values go.
         rows: the cache row of each slot, on the host; -1 for padding.
+        prefills: recorded prefills of a batch of one slot, by size.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Batch:
         self.chunk_index = arrays["chunk_index"]
         self.index = self._cache.table.decode_index(size)
         self.rows = np.full(size, -1, np.int64)
+        self.prefills: dict[int, tuple[Prompt, tilert.Graph]] = {}
 
     def head(self, size: int) -> "Batch":
         """A batch of the first slots, whose arrays are views of this one's.

@@ -71,6 +71,9 @@ class Tiling(Protocol):
     def prefill_attention(self, tokens: int, page_size: int) -> PrefillTiles:
         """For `tokens` new tokens of one sequence."""
 
+    def recorded_prompt(self, count: int) -> int | None:
+        """Size of the recorded prefill that takes `count` tokens, None where none does."""
+
     def vocabulary(self, size: int) -> int:
         """Logits of one sequence that a program or step handles together."""
 
@@ -98,6 +101,9 @@ class CpuTiling:
     def prefill_attention(self, tokens: int, page_size: int) -> PrefillTiles:
         return PrefillTiles(rows=tokens, pages=max(1, self.key_width // page_size))
 
+    def recorded_prompt(self, count: int) -> int | None:
+        return None
+
     def vocabulary(self, size: int) -> int:
         return size
 
@@ -109,6 +115,9 @@ class CudaTiling:
     fan = 4
     gemv_tokens = 4
     """Up to this many tokens a projection is a matrix-vector product bound by reading weights."""
+
+    prompts = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+    """Sizes of recorded prefills: at most a third of one is padding."""
 
     programs = 264
     """Two programs a multiprocessor."""
@@ -145,6 +154,11 @@ class CudaTiling:
 
     def prefill_attention(self, tokens: int, page_size: int) -> PrefillTiles:
         return PrefillTiles(rows=64 if tokens <= 64 else 128, pages=1)
+
+    def recorded_prompt(self, count: int) -> int | None:
+        # Short prompts are bound by launching their ops, long ones by arithmetic: there padding
+        # would cost more than a recording saves.
+        return next((size for size in self.prompts if size >= count), None)
 
     def vocabulary(self, size: int) -> int:
         return 1024

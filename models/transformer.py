@@ -10,6 +10,7 @@ from models.batch import Batch
 from models.config import ModelConfig
 from models.kv_cache import KVCache
 from models.parameters import LayerParameters, Parameters, Progress
+from models.prompt import Prompt
 from models.rope import rope_tables
 from models.scratch import Scratch
 from models.tiling import tiling
@@ -132,19 +133,33 @@ class Transformer:
         """
         count = len(tokens)
         self._check_prefill(cache, batch, count, start)
-        scratch = self._prefill_scratch(count)
-        places = np.arange(start, start + count, dtype=np.int32)
-        ids = tilert.from_numpy(np.asarray(tokens, np.int32), self.device)
-        positions = tilert.from_numpy(places, self.device)
-        index = cache.table.slots(int(batch.rows[0]), start, count)
-        batch.positions.copy_from(places[-1:])
-        self._embed(scratch.x, ids)
+        batch.positions.copy_from(np.array([start + count - 1], np.int32))
+        size = self._tiling.recorded_prompt(count)
+        if size is None:
+            prompt = Prompt(count, self.device)
+            prompt.set(cache, int(batch.rows[0]), tokens, start)
+            self._prefill(cache, batch, prompt)
+            return
+        if size not in batch.prefills:
+            prompt = Prompt(size, self.device)
+            graph = tilert.capture(self.device, lambda: self._prefill(cache, batch, prompt))
+            batch.prefills[size] = (prompt, graph)
+        prompt, graph = batch.prefills[size]
+        prompt.set(cache, int(batch.rows[0]), tokens, start)
+        graph.replay()
+
+    def _prefill(self, cache: KVCache, batch: Batch, prompt: Prompt) -> None:
+        """The ops of a prefill."""
+        scratch = self._prefill_scratch(prompt.size)
+        self._embed(scratch.x, prompt.ids)
         for number, layer in enumerate(self.parameters.layers):
-            self._queries(cache, number, layer, scratch, positions, index)
-            self._prefill_attention(cache, number, scratch, batch.index.rows, positions)
+            self._queries(cache, number, layer, scratch, prompt.positions, prompt.index)
+            self._prefill_attention(cache, number, scratch, batch.index.rows, prompt.positions)
             self._residual(scratch.x, scratch.attended, layer.o)
             self._feed_forward(scratch, layer)
-        self._sample(scratch.x[count - 1 :], batch)
+        last = batch.scratch.x
+        kernels.embedding(last.partition(1, last.shape[1]), prompt.last, scratch.x).run()
+        self._sample(last, batch)
 
     def _check_prefill(self, cache: KVCache, batch: Batch, count: int, start: int) -> None:
         if batch.size != 1 or batch.rows[0] < 0:

@@ -134,7 +134,11 @@ class PageTable:
         return [int(page) for page in self._pages[row] if page >= 0]
 
     def slots(self, row: int, start: int, count: int) -> UniqueIndex:
-        """The slots of positions start..start+count-1 of a row, -1 where it has no page.
+        """An index map of `slot_numbers`."""
+        return UniqueIndex.trusted(self.slot_numbers(row, start, count), self.device)
+
+    def slot_numbers(self, row: int, start: int, count: int) -> np.ndarray[Any, Any]:
+        """The slots of positions start..start+count-1 of a row, i32, -1 where it has no page.
 
         They are those of the row's present pages; later changes to the table do not reach them.
 
@@ -150,7 +154,7 @@ class PageTable:
         inside = entries < self._pages.shape[1]
         page = np.where(inside, self._pages[row][np.where(inside, entries, 0)], -1)
         slot = np.where(page < 0, -1, page * self.page_size + positions % self.page_size)
-        return UniqueIndex.trusted(slot.astype(np.int32), self.device)
+        return slot.astype(np.int32)
 
     def decode_index(self, size: int) -> "DecodeIndex":
         """A map for one position in each of up to `size` rows, computed on the device."""

@@ -1,4 +1,4 @@
-"""Token embedding: rows of a table."""
+"""Rows of a table: token embedding, and picking one token of many."""
 
 # mypy: disable-error-code="type-arg"
 
@@ -9,7 +9,7 @@ __all__ = ["embedding"]
 
 
 @tilert.kernel
-def embedding(x: Mut[Dyn], ids: Ref[Dyn], table: Ref) -> None:
+def embedding(x: Mut[Dyn], ids: Ref[Dyn], table: Ref[Dyn]) -> None:
     """x[t, :] = table[ids[t], :]; an id outside the table gives a row of zeros.
 
     x: [T, H] in pieces (bt, H). ids: i32[T]. table: [V, H].

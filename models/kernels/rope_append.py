@@ -23,7 +23,7 @@ def rotated(
         scale = rsqrt(squares / (2 * lo.shape[1]) + eps)[:, None]
         lo = lo * scale * gain[0, :][None, :].to(f32)
         hi = hi * scale * gain[1, :][None, :].to(f32)
-    return lo * cos - hi * sin, hi * cos - lo * sin
+    return lo * cos - hi * sin, hi * cos + lo * sin
 
 
 @tilert.kernel

@@ -163,6 +163,18 @@ def test_top_k_keeps_all_that_tie_with_the_last(device: Device) -> None:
     assert kept_tokens(device, logits, Settings(temperature=9, top_k=8)) == set(range(8))
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_threshold_is_exact_to_the_last_bit(
+    device: Device, way: tuple[int, int], sign: float
+) -> None:
+    """The search ends at the key itself, not at a neighbour."""
+    top = np.float32(sign * 1.5)
+    logits = np.array([top, np.nextafter(top, np.float32(-9)), -3, -3], np.float32)
+    for chosen in (Settings(top_k=1), Settings(top_p=0.3)):
+        assert set(repeated(device, logits, chosen, 40, way).tolist()) == {0}
+
+
 def test_zeros_of_both_signs_tie(device: Device) -> None:
     logits = np.array([0.0, -0.0, -1, 0.0, -0.0], np.float32)
     assert kept_tokens(device, logits, Settings(top_k=1)) == {0, 1, 3, 4}

@@ -1,4 +1,4 @@
-"""Kernels of the language tests compiled for GPUs that are not here: no spills, right instructions."""
+"""Kernels of the language tests compiled for absent GPUs: no spills, the right instructions."""
 
 import functools
 from collections.abc import Callable

@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 
 import tilert
-from tests.tilert.wrong_kernels import AT_DECORATION, AT_SPECIALISATION
+from tests.tilert.wrong_decorations import AT_DECORATION
+from tests.tilert.wrong_types import TYPES_AND_SHAPES
+from tests.tilert.wrong_words import CONTROL_AND_WORDS
 from tilert import Const, Dyn, KernelError, LaunchError, MovedError, Mut, OwnershipError, Ref
 from tilert.dtypes import bf16, bool_, f32, i32, u32
+
+AT_SPECIALISATION = TYPES_AND_SHAPES | CONTROL_AND_WORDS
 
 HEADER = """import tilert
 from tilert import Const, Dyn, Mut, Ref, bf16, f16, f32, i32, u32

@@ -19,11 +19,10 @@ _F32 = np.dtype(np.float32)
 _ITEM = 4
 # f32 bytes of the right operand from which on two threads are worth waking one.
 _SHARED = 1 << 20
-# A part of the right operand stays in a core's second-level cache while rows of the left pass by.
-_PART = 1 << 18
-# A longer product takes larger parts, up to this: fewer calls.
-_LONG_PART = 1 << 20
-_PARTS = 32
+# Of a part: each costs a few microseconds.
+_PART = 1 << 20
+# A longer product takes larger parts, up to this many.
+_PARTS = 64
 # Part boundaries are multiples of this: a cache line of the result.
 _ALIGNED = 16
 # Up to this many rows are matrix-vector products one by one: faster than BLAS's matrix product, and
@@ -55,8 +54,8 @@ def _blas(x: Tile) -> Tile:
 
 def _width(k: int, n: int) -> int:
     """Columns of a part of a right operand [k, n]."""
-    size = min(max(k * n * _ITEM // _PARTS, _PART), _LONG_PART)
-    return max(size // (k * _ITEM * _ALIGNED), 1) * _ALIGNED
+    count = min(max(k * n * _ITEM // _PART, 2), _PARTS)
+    return -(-n // (count * _ALIGNED)) * _ALIGNED
 
 
 def _multiply(a: Tile, b: Tile) -> Tile:

@@ -8,6 +8,7 @@ come, and a part that a helper does not finish soon is done again.
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from functools import cache
 from queue import Empty, SimpleQueue
@@ -25,6 +26,12 @@ THREADS_VARIABLE = "TILERT_CPU_THREADS"
 # Seconds that a call waits for a helper's last part before it does that part again: more than a
 # part of a matrix-vector product takes, less than a time slice of the scheduler.
 _PATIENCE = 2e-4
+
+# Seconds in a call that this thread neither ran nor was patient, from which on cores are contended.
+_LOST = 2.5e-4
+
+# Calls without helpers after contended ones: doubled each time, up to the second.
+_FIRST_REST, _LONGEST_REST = 4, 256
 
 _MISSING = object()
 
@@ -112,6 +119,8 @@ class Pool:
         self.threads = threads
         self._idle: list[_Helper] = []
         self._idle += [_Helper(self._idle, f"tilert-cpu-{i}") for i in range(1, threads)]
+        self._rest = 0
+        self._next_rest = _FIRST_REST
 
     def map(self, compute: Callable[[int], Any], count: int) -> list[Any]:
         """[compute(0), ..., compute(count - 1)], some of them at the same time.
@@ -121,8 +130,10 @@ class Pool:
                 number, and the second run may last beyond this call. What it raises in this thread
                 is raised here; what it raises in a helper makes this thread try again.
         """
-        if self.threads == 1 or count == 1:
+        if self.threads == 1 or count == 1 or self._rest > 0:
+            self._rest -= 1
             return [compute(number) for number in range(count)]
+        wall, ran = time.perf_counter(), time.thread_time()
         job = _Job(compute, count)
         for _ in range(min(self.threads, count) - 1):
             try:
@@ -132,7 +143,16 @@ class Pool:
             helper.give(job)
         job.work()
         job.finish()
+        self._weigh(time.perf_counter() - wall - (time.thread_time() - ran))
         return job.results
+
+    def _weigh(self, lost: float) -> None:
+        """Where other processes use the cores, helpers only take turns with this thread."""
+        if lost < _LOST:
+            self._next_rest = max(self._next_rest // 2, _FIRST_REST)
+        else:
+            self._rest = self._next_rest
+            self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
 
 
 def thread_count() -> int:
@@ -147,7 +167,9 @@ def thread_count() -> int:
             return len(os.sched_getaffinity(0))
         return os.cpu_count() or 1
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise DeviceError(f"{THREADS_VARIABLE} is {text!r}; it takes a number of threads, 1 or more")
+        raise DeviceError(
+            f"{THREADS_VARIABLE} is {text!r}; it takes a number of threads, 1 or more"
+        )
     return int(text)
 
 
