@@ -84,7 +84,7 @@ class CpuTiling:
     fill = 1 << 16
     fan = 1
     key_width = 256
-    """Keys a step of prefill attention: beyond this, scores leave the second-level cache."""
+    """Keys a step of prefill attention at most: beyond this, scores leave the second-level cache."""
 
     def tokens(self, count: int) -> int:
         return count
@@ -96,10 +96,12 @@ class CpuTiling:
         return tokens == 1 and dtype != f16
 
     def decode_attention(self, batch: int, kv_heads: int) -> DecodeTiles:
-        return DecodeTiles(heads=kv_heads, pages=2, splits=1)
+        # One page: more would be gathered, which copies them.
+        return DecodeTiles(heads=1, pages=1, splits=1)
 
     def prefill_attention(self, tokens: int, page_size: int) -> PrefillTiles:
-        return PrefillTiles(rows=tokens, pages=max(1, self.key_width // page_size))
+        width = min(tokens, self.key_width)
+        return PrefillTiles(rows=tokens, pages=-(-width // page_size))
 
     def recorded_prompt(self, count: int) -> int | None:
         return None

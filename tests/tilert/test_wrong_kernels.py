@@ -229,14 +229,19 @@ def test_refused_at_launch(case: str) -> None:
     assert not INTERNAL.search(message)
 
 
+ALIAS = (
+    "O3 alias xor mutate: argument 'x' of kernel 'scaled' overlaps the memory that 'y' writes;"
+    " copy one of them into its own array"
+)
+MOVED = "O5 move: array of shape [8] is held by op 'scaled' created at "
+REPEATED = "O7 indexed pieces: row 3 occurs twice in the index map, at entries 0 and 2"
+
+
 def test_aliases_are_refused_at_launch() -> None:
     a = array(16)
     with pytest.raises(OwnershipError) as caught:
         scaled(a[:8].partition(4), a[4:12])
-    assert str(caught.value) == (
-        "O3 alias xor mutate: argument 'x' of kernel 'scaled' overlaps the memory that 'y' writes;"
-        " copy one of them into its own array"
-    )
+    assert str(caught.value) == ALIAS
     scaled(a[:8].partition(4), a[8:]).run()
 
 
@@ -245,12 +250,16 @@ def test_a_moved_array_is_refused() -> None:
     op = scaled(a.partition(4), b)
     with pytest.raises(MovedError) as caught:
         scaled(b.partition(4), a)
-    assert str(caught.value).startswith(
-        "O5 move: array of shape [8] is held by op 'scaled' created at "
-    )
+    assert str(caught.value).startswith(MOVED)
     assert str(caught.value).endswith("; use what its .run() or .sync() returns")
     assert op.run() is a
     a.numpy()
+
+
+def test_a_repeated_row_is_refused() -> None:
+    with pytest.raises(OwnershipError) as caught:
+        tilert.UniqueIndex.checked(np.array([3, 0, 3]), tilert.device("cpu"))
+    assert str(caught.value) == REPEATED
 
 
 def test_words_called_outside_a_kernel() -> None:

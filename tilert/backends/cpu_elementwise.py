@@ -4,10 +4,17 @@ Arrays keep their dtype: f32 stays f32 and i32 wraps, as NumPy does. Uniform int
 ints and are wrapped by hand. 16-bit floats are computed in f32 and rounded once.
 """
 
+import math
+
+import numpy as np
+
 from tilert.backends.cpu_value import Form
 from tilert.dtypes import DType
 
 __all__ = ["ELEMENTWISE", "elementwise"]
+
+# Elements from which on `choose` is faster than np.where.
+_LARGE_SELECT = 1 << 10
 
 _OPERATORS = {
     "add": "+",
@@ -101,14 +108,14 @@ def _bitcast(x: Form, to: DType) -> str:
     return f"{typed}.view(T_{to.name})" if to.is_float else f"int({typed}.view(T_{to.name}))"
 
 
-def _select(args: list[Form]) -> str:
+def _select(args: list[Form], to: DType) -> str:
     c, a, b = args
     if c.uniform:
         raise ValueError("a uniform select is chosen by the generator")
-    left = a.text
-    if a.uniform and b.uniform and a.dtype.is_int:
-        left = f"T_{a.dtype.name}.type({left})"
-    return f"where({c.text}, {left}, {b.text})"
+    texts = [f"T_{to.name}.type({x.text})" if x.uniform and to.is_int else x.text for x in (a, b)]
+    large = math.prod(np.broadcast_shapes(c.shape, a.shape, b.shape)) >= _LARGE_SELECT
+    name = "choose" if large and to.bits == 32 else "where"
+    return f"{name}({c.text}, {texts[0]}, {texts[1]})"
 
 
 def elementwise(name: str, args: list[Form], to: DType, out: str = "") -> str:
@@ -122,7 +129,7 @@ def elementwise(name: str, args: list[Form], to: DType, out: str = "") -> str:
     if name == "bitcast":
         return _bitcast(args[0], to)
     if name == "select":
-        return _select(args)
+        return _select(args, to)
     kind = args[0].dtype
     scalar = all(a.uniform for a in args)
     if scalar and not kind.is_float:
