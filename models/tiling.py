@@ -84,7 +84,7 @@ class CpuTiling:
     fill = 1 << 16
     fan = 1
     key_width = 256
-    """Keys a step of prefill attention at most: beyond this, scores leave the second-level cache."""
+    """Most keys of a step of prefill attention: more scores leave the second-level cache."""
 
     def tokens(self, count: int) -> int:
         return count

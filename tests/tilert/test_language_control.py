@@ -6,7 +6,18 @@ import pytest
 import tilert
 from tests.tilert.checks import Frame, data, ints
 from tilert import Const, Dyn, Mut, Ref, bf16, f32, i32
-from tilert.language import cdiv, full, iota, maximum, minimum, static_range, tiles, where, zeros
+from tilert.language import (
+    argmax,
+    cdiv,
+    full,
+    iota,
+    maximum,
+    minimum,
+    static_range,
+    tiles,
+    where,
+    zeros,
+)
 
 
 @tilert.kernel
@@ -365,3 +376,29 @@ def test_stores_inside_branches_and_loops(device: tilert.Device) -> None:
     stores_in_branches(y.piece(8), x, ints(device, flag)).sync()
     extra = np.array([sum(range(1, max(f, 1))) for f in flag])
     y.check(np.where(np.repeat(flag, 8) > 0, x64 + np.repeat(extra, 8), 0), scale=9)
+
+
+@tilert.kernel
+def best_of_blocks(y: Mut, x: Ref, first: Ref, wanted: Ref):
+    """An index carried through a loop that only some programs, or none, run."""
+    b = y.index[0].number
+    token = first[b]
+    if wanted[b] > 0:
+        best = full((), -1.0, f32)
+        for j in tiles(x, axis=1, size=16):
+            v = x[b, j]
+            here = max(v)
+            token = where(here > best, j.start + argmax(v, 0), token)
+            best = maximum(best, here)
+    y.store(token)
+
+
+@pytest.mark.parametrize("wanted", ["all", "none", "half"])
+@pytest.mark.parametrize("rows", [3, 1500])
+def test_loops_that_some_programs_run(device: tilert.Device, rows: int, wanted: str) -> None:
+    x, x64 = data(device, (rows, 50), low=0, high=1)
+    first, first64 = data(device, (rows,), i32, 0, 50)
+    flags = {"all": np.ones(rows), "none": np.zeros(rows), "half": np.arange(rows) % 2}[wanted]
+    y = Frame(device, (rows,), i32)
+    best_of_blocks(y.piece(1), x, first, ints(device, flags)).sync()
+    y.check(np.where(flags > 0, x64.argmax(1), first64))

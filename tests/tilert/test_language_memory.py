@@ -347,3 +347,34 @@ def test_reading_an_empty_array_gives_fill(device: tilert.Device) -> None:
         y = Frame(device, (4, 8))
         copy2(y.piece(2, 4), x).sync()
         y.check(0.0)
+
+
+@tilert.kernel
+def wide_gather(y: Mut, z: Mut, x: Ref[Dyn], rows: Ref[Dyn]):
+    (i,) = y.index
+    y.store(x.load(rows.load(i, fill=-1), fill=-7))
+    z.store(x.load(rows[i.start], fill=-7))
+
+
+@pytest.mark.parametrize("dtype", [i64, u32])
+def test_wide_indices_do_not_wrap(device: tilert.Device, dtype: tilert.DType) -> None:
+    rows = [2, 2**32 - 1, 2**31, 2**31 + 2, 5, 4]
+    if dtype == i64:
+        rows = [2, 2**32, 2**32 + 1, -(2**32), -1, 4]
+        rows += [2**62 + 3, 0]
+    x, x64 = data(device, (5,), i32, -9, 9)
+    index = np.array(rows, dtype.numpy)
+    y, z = Frame(device, index.shape, i32), Frame(device, (-(-len(rows) // 2),), i32)
+    # A u32 fill of -1 would not fit: whole pieces need none.
+    kernel = wide_gather if dtype == i64 else wide_gather_unsigned
+    kernel(y.piece(2), z.piece(1), x, tilert.from_numpy(index, device)).sync()
+    want = np.array([x64[r] if 0 <= r < 5 else -7 for r in rows])
+    y.check(want)
+    z.check(want[::2])
+
+
+@tilert.kernel
+def wide_gather_unsigned(y: Mut, z: Mut, x: Ref[Dyn], rows: Ref[Dyn]):
+    (i,) = y.index
+    y.store(x.load(rows[i], fill=-7))
+    z.store(x.load(rows[i.start], fill=-7))

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilert.backends.cpu_emit import Generated, generate
+from tilert.backends.cpu_process import prepare
 from tilert.ir import Function
 
 __all__ = ["CpuKernel", "compile"]
@@ -116,5 +117,9 @@ def _nothing() -> None:
 
 
 def compile(function: Function) -> CpuKernel:
-    """The kernel of a specialised function; code is generated at the first launch of a shape."""
+    """The kernel of a specialised function; code is generated at the first launch of a shape.
+
+    The first call changes settings of the process; see `cpu_process.prepare`.
+    """
+    prepare()
     return CpuKernel(function)

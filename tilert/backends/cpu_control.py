@@ -1,5 +1,6 @@
 """Loops and branches: Python's own where all programs agree, masks where they do not."""
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,12 +10,15 @@ from tilert.backends.cpu_elementwise import elementwise
 from tilert.backends.cpu_fusion import match_contraction
 from tilert.backends.cpu_value import Form
 from tilert.dtypes import bool_, i32
-from tilert.ir import Op
+from tilert.ir import Block, Op, walk
 
 if TYPE_CHECKING:
     from tilert.backends.cpu_emit import Emitter
 
 __all__ = ["emit_for", "emit_if"]
+
+# Elements in a region from which on it is skipped where no program takes it.
+_COSTLY = 1 << 12
 
 
 def emit_for(em: "Emitter", op: Op) -> None:
@@ -211,7 +215,9 @@ def _select_regions(em: "Emitter", op: Op, condition: Form) -> None:
     for region, side in zip(op.regions, (condition.text, f"~{condition.text}"), strict=False):
         text = f"both({outer.text}, {side})" if outer is not None else side
         em.mask = Form(em.let(text), shape, bool_, 0)
-        sides.append(em.emit_block(region))
+        sides.append(
+            _guarded(em, region, em.mask) if _costly(em, region) else em.emit_block(region)
+        )
     em.mask = outer
     for j, value in enumerate(op.results):
         rank = len(value.shape)
@@ -222,3 +228,40 @@ def _select_regions(em: "Emitter", op: Op, condition: Form) -> None:
         args = [test, sides[0][j], sides[1][j]]
         text = elementwise("select", args, value.dtype)
         em.bind(value, text, np.broadcast_shapes(*(a.shape for a in args)), args)
+
+
+def _costly(em: "Emitter", region: Block) -> bool:
+    """Whether to ask first if any program takes a region."""
+    programs = math.prod(em.grid.extents)
+    return any(
+        op.name == "for" or any(programs * r.type.numel >= _COSTLY for r in op.results)
+        for op in walk(region)
+        if op in em.live
+    )
+
+
+def _plain(em: "Emitter", region: Block, _: Form) -> list[Form]:
+    return em.emit_block(region)
+
+
+def _guarded(em: "Emitter", region: Block, mask: Form) -> list[Form]:
+    """The values that a region yields; where no program takes it, it does not run."""
+    em.line(f"if {mask.text}.any():")
+    em.depth += 1
+    ends = em.emit_block(region)
+    given = [
+        e if e.is_known or e.hoisted else replace(e, text=em.name("r"), fresh=-1) for e in ends
+    ]
+    pairs = [(g, e) for g, e in zip(given, ends, strict=True) if g is not e]
+    for g, e in pairs:
+        em.line(f"{g.text} = {e.text}")
+    em.line("pass")
+    em.depth -= 1
+    if pairs:
+        em.line("else:")
+        for g, _ in pairs:
+            # Nobody selects it; its shape counts.
+            zero = em.scalar(0, g.dtype).text
+            blank = f"np.broadcast_to({zero}, {g.shape})" if g.shape else zero
+            em.line(f"    {g.text} = {blank}")
+    return given

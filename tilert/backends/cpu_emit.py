@@ -7,7 +7,7 @@ closure that runs it.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,7 +55,7 @@ class Emitter:
     ) -> None:
         self.function = function
         self.extents = {p.position: tuple(e) for p, e in zip(function.params, extents, strict=True)}
-        self.grid = Grid(grid, start)
+        self.grid = Grid(grid, start, _factors(function, self.extents, grid, start))
         self.env: dict[Value, Form] = {}
         self.namespace: dict[str, Any] = dict(NAMESPACE)
         self.mask: Form | None = None
@@ -198,7 +198,8 @@ class Emitter:
             at = self.grid.start[axis] if axis < len(self.grid.start) else 0
             return Form(str(at), (), i32, 0, known=at)
         shape = [1] * self.grid.rank
-        shape[self.grid.position[axis]] = -1
+        for p, n in enumerate(self.grid.split(axis), self.grid.position[axis]):
+            shape[p] = n
         first = self.grid.start[axis]
         known = np.arange(first, first + self.grid.full[axis], dtype=np.int32).reshape(shape)
         return Form(self.constant(known), known.shape, i32, 0, known=known)
@@ -410,6 +411,34 @@ _EMIT: dict[str, Any] = {
     "for": emit_for,
     "if": emit_if,
 }
+
+
+def _factors(
+    function: Function,
+    extents: Mapping[int, tuple[int, ...]],
+    grid: tuple[int, ...],
+    start: tuple[int, ...],
+) -> dict[int, int]:
+    """Grid axes that the function divides by a constant, and that constant.
+
+    Only where stores stay simple: all pieces along the axis are whole and in order.
+    """
+    factors: dict[int, int] = {}
+    for op in walk(function.body):
+        if op.name != "floordiv":
+            continue
+        a, b = (v.op for v in op.args)
+        if a is None or b is None or a.name != "program" or b.name != "const":
+            continue
+        axis, f = a.attrs["axis"], int(b.attrs["value"])
+        if 1 < f < grid[axis] and grid[axis] % f == 0 and start[axis] % f == 0:
+            factors.setdefault(axis, f)
+    for param in function.params:
+        for axis, size in enumerate(param.tile or ()):
+            whole = extents[param.position][axis] >= (start[axis] + grid[axis]) * size
+            if not whole or (axis == 0 and param.indexed):
+                factors.pop(axis, None)
+    return factors
 
 
 def _live(body: Block) -> set[Op]:

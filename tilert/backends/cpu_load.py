@@ -211,7 +211,7 @@ def _viewed(
         text = em.let(f"pad({text}, {extents}, {fill})")
         if any(p.grid_steps for p in padded):
             if math.prod(extents) > _LARGE:
-                em.ragged |= {em.grid.position.index(g) for p in padded for g in p.grid_steps}
+                em.ragged |= {em.grid.axes[g] for p in padded for g in p.grid_steps}
             final: list[tuple[int, Moves]] = []
             for g, n in enumerate(em.grid.extents):
                 steps = [

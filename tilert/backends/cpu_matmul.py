@@ -70,7 +70,6 @@ def matmul(a: Tile, b: Tile) -> Tile:
     """The product of two matrices, in f32."""
     a = _blas(a)
     k, n = b.shape
-    pool = shared_pool()
     if k * n * _ITEM < _SHARED:
         return _multiply(a, b)
     width = _width(k, n)
@@ -78,12 +77,11 @@ def matmul(a: Tile, b: Tile) -> Tile:
     def part(number: int) -> Tile:
         return _multiply(a, b[:, number * width : (number + 1) * width])
 
-    return np.concatenate(pool.map(part, -(-n // width)), axis=1)
+    return np.concatenate(shared_pool().map(part, -(-n // width)), axis=1)
 
 
 def batch_matmul(a: Tile, b: Tile) -> Tile:
     """Products of matrices over broadcast leading axes, in f32."""
-    shared_pool()
     a, b = _blas(a), _blas(b)
     if a.shape[-2] <= _VECTORS:
         return np.matmul(a[..., None, :], b[..., None, :, :])[..., 0, :]

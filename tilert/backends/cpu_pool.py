@@ -15,7 +15,6 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from tilert.errors import DeviceError
 
@@ -177,15 +176,10 @@ def thread_count() -> int:
 def shared_pool() -> Pool:
     """The pool of the cpu backend, made at its first product.
 
-    From then on NumPy's BLAS uses one thread in the whole process: BLAS libraries have no setting
-    for single calls, and to change theirs around every call would affect other threads all the same.
-
     Raises:
         DeviceError: see `thread_count`.
     """
-    threads = thread_count()
-    threadpool_limits(limits=1, user_api="blas")
-    return Pool(threads)
+    return Pool(thread_count())
 
 
 if hasattr(os, "register_at_fork"):

@@ -151,7 +151,7 @@ def _bits(x: Tile) -> Tile:
 def choose(c: Tile, a: Tile, b: Tile) -> Tile:
     """`a` where c holds, else `b`, of one 32-bit dtype; either may be a scalar.
 
-    Bits are masked without a branch: np.where takes several times as long where masks are irregular.
+    Bits are masked without a branch: np.where takes several times as long on irregular masks.
     """
     mask = c.view(np.int8).astype(np.int32)
     np.negative(mask, mask)

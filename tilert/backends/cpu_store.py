@@ -57,7 +57,7 @@ def _cuts(em: "Emitter", value: Form, runs: dict[int, _Run], tile: tuple[int, ..
     cut = [":"] * len(grid)
     for axis, run in runs.items():
         p = em.grid.position[axis] if axis < len(em.grid.position) else -1
-        if grid and p >= 0 and grid[p] != 1 and run.count != grid[p]:
+        if grid and p >= 0 and grid[p] != 1 and run.count != em.grid.full[axis]:
             cut[p] = f"{run.first}:{run.first + run.count}"
     for axis, n in enumerate(em.grid.tile(value)):
         short = axis in runs and runs[axis].length != tile[axis] and n != 1
@@ -70,7 +70,7 @@ def _mask_cut(em: "Emitter", runs: dict[int, _Run]) -> str:
     cut = ["slice(None)"] * em.grid.rank
     for axis, run in runs.items():
         p = em.grid.position[axis] if axis < len(em.grid.position) else -1
-        if p >= 0 and run.count != em.grid.extents[p]:
+        if p >= 0 and run.count != em.grid.full[axis]:
             cut[p] = f"slice({run.first}, {run.first + run.count})"
     return f"({', '.join(cut)},)" if cut else "()"
 
@@ -88,7 +88,11 @@ def _target(em: "Emitter", param: Param, extents: tuple[int, ...], runs: dict[in
         starts[axis] = ((em.grid.start[axis] if known else 0) + run.first) * tile[axis]
         p = em.grid.position[axis] if known else -1
         if p >= 0:
-            grid[p - (0 <= rows < p)] = (run.count, ((axis, tile[axis]),))
+            at = p - (0 <= rows < p)
+            f = em.grid.factors.get(axis, 1)
+            grid[at] = (run.count // f, ((axis, tile[axis] * f),))
+            if f > 1:
+                grid[at + 1] = (f, ((axis, tile[axis]),))
     dims = grid + [(run.length, ((axis, 1),)) for axis, run in runs.items()]
     if param.indexed:
         dims.insert(0, (extents[0], ((0, 1),)))

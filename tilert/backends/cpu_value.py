@@ -1,5 +1,6 @@
 """What the cpu code generator knows about a value: its run-time form and when it exists."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,21 +54,38 @@ class Form:
 
 
 class Grid:
-    """The launch grid as axes of run-time arrays: extents of 1 have no axis.
+    """The launch grid as axes of run-time arrays: extents of 1 have no axis, factored ones two.
+
+    A factored axis of n programs counts as [n // f, f], so that what is the same for f neighbours
+    (the KV head of a group of heads, say) does not vary along the second.
 
     Attributes:
-        extents: extent of each grid axis that has an array axis.
-        position: array axis of each grid axis, -1 if dropped.
-        start: first coordinate on each grid axis.
+        full: programs on each grid axis. start: first coordinate on each.
+        factors: f of the factored axes.
+        extents: extent of each array axis.
+        position: (first) array axis of each grid axis, -1 if dropped.
+        axes: grid axis of each array axis.
     """
 
-    def __init__(self, grid: tuple[int, ...], start: tuple[int, ...]) -> None:
+    def __init__(
+        self, grid: tuple[int, ...], start: tuple[int, ...], factors: Mapping[int, int]
+    ) -> None:
         self.full = grid
         self.start = start
-        self.extents = tuple(n for n in grid if n != 1)
+        self.factors = factors
         self.position: list[int] = []
-        for n in grid:
-            self.position.append(-1 if n == 1 else sum(p >= 0 for p in self.position))
+        self.axes: list[int] = []
+        extents: list[int] = []
+        for axis, n in enumerate(grid):
+            self.position.append(-1 if n == 1 else len(extents))
+            extents += self.split(axis) if n != 1 else ()
+            self.axes += [axis] * (len(extents) - len(self.axes))
+        self.extents = tuple(extents)
+
+    def split(self, axis: int) -> tuple[int, ...]:
+        """Extents of the array axes of a grid axis that has any."""
+        f = self.factors.get(axis, 1)
+        return (self.full[axis],) if f == 1 else (self.full[axis] // f, f)
 
     @property
     def rank(self) -> int:
