@@ -1,7 +1,5 @@
 """The cpu backend against a slow reading of the table: one program, one operation at a time."""
 
-import builtins
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,361 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilert
-from tilert import Const, Dyn, Mut, Ref, bf16, f16, f32, i32, u8, u32
+from tests.tilert.cpu_reference import (
+    RNG,
+    both,
+    compare,
+    elementwise_function,
+    ints,
+    normal,
+    params_of,
+)
+from tilert import Const, Dyn, Mut, Ref, bf16, f16, f32, i32, u32
 from tilert.backends import cpu
-from tilert.dtypes import DType, bool_, dtype_of, i64
-from tilert.ir import Access, Block, Function, Op, Param
+from tilert.dtypes import DType
+from tilert.ir import Access, Block, Function, Param
 from tilert.language import argmax, iota, max, mma, rsqrt, span, sum, tiles, where, zeros
 from tilert.ops import make
-
-# The meaning, in loops
-
-
-class Reference:
-    """Runs a function program by program; sums and products in float64."""
-
-    def __init__(self, function: Function, arrays: list, maps: dict, grid: tuple) -> None:
-        self.function, self.arrays, self.maps, self.grid = function, arrays, maps, grid
-
-    def run(self) -> None:
-        with np.errstate(all="ignore"):
-            for program in itertools.product(*(range(n) for n in self.grid)):
-                self.block(self.function.body, {}, program)
-
-    def block(self, block: Block, env: dict, program: tuple) -> list:
-        for op in block.ops:
-            args = [env[a] for a in op.args]
-            if op.name == "yield":
-                return args
-            results = self.op(op, args, env, program)
-            for value, result in zip(op.results, results, strict=True):
-                env[value] = np.asarray(result).astype(value.dtype.numpy).reshape(value.shape)
-        return []
-
-    def op(self, op: Op, args: list, env: dict, program: tuple) -> list:
-        at = op.attrs
-        if op.name == "for":
-            carried = args[3:]
-            body = op.regions[0]
-            for i in range(int(args[0]), int(args[1]), int(args[2])):
-                env |= dict(zip(body.args, [np.int32(i), *carried], strict=True))
-                carried = self.block(body, env, program)
-            return carried
-        if op.name == "if":
-            return self.block(op.regions[0 if args[0] else 1], env, program)
-        if op.name == "program":
-            return [program[at["axis"]]]
-        if op.name == "dim":
-            return [self.arrays[at["param"].position].shape[at["axis"]]]
-        if op.name == "load":
-            return [self.load(at, args)]
-        if op.name == "load_piece":
-            return [self.piece(at["param"], program)]
-        if op.name == "store_piece":
-            self.store(at["param"], program, args[0])
-            return []
-        return [PURE[op.name](op, *args)]
-
-    def load(self, at: dict, args: list) -> np.ndarray:
-        array = self.arrays[at["param"].position]
-        index, kept = [], []
-        for a in at["access"]:
-            start = 0 if a.arg < 0 else args[a.arg].astype(np.int64)
-            if a.kind == "gather":
-                index.append(start)
-            elif a.kind == "point":
-                index.append(start.reshape(1))
-            else:
-                size = a.size if a.kind == "block" else 1
-                index.append(start * size + np.arange(a.size))
-            kept.append(a.kind != "point")
-        out = np.full([len(i) for i in index], at.get("fill", 0), array.dtype)
-        for where_ in np.ndindex(out.shape):
-            at_ = tuple(int(i[j]) for i, j in zip(index, where_, strict=True))
-            if all(0 <= x < n for x, n in zip(at_, array.shape, strict=True)):
-                out[where_] = array[at_]
-        return out.reshape([len(i) for i, k in zip(index, kept, strict=True) if k])
-
-    def window(self, param: Param, program: tuple) -> tuple | None:
-        array = self.arrays[param.position]
-        cut = []
-        for axis, (n, size) in enumerate(zip(array.shape, param.tile, strict=True)):
-            start = program[axis] * size
-            if axis == 0 and param.indexed:
-                start = int(self.maps[param.position][program[0]])
-                if not 0 <= start < n:
-                    return None
-            cut.append(slice(start, min(start + size, n)))
-        return tuple(cut)
-
-    def piece(self, param: Param, program: tuple) -> np.ndarray:
-        out = np.zeros(param.tile, param.dtype.numpy)
-        cut = self.window(param, program)
-        if cut is not None:
-            part = self.arrays[param.position][cut]
-            out[tuple(slice(0, n) for n in part.shape)] = part
-        return out
-
-    def store(self, param: Param, program: tuple, value: np.ndarray) -> None:
-        cut = self.window(param, program)
-        if cut is not None:
-            part = self.arrays[param.position][cut]
-            part[...] = value[tuple(slice(0, n) for n in part.shape)]
-
-
-def _f64(f: Callable) -> Callable:
-    return lambda op, *args: f(*(a.astype(np.float64) for a in args))
-
-
-def _ints(f: Callable) -> Callable:
-    return lambda op, *args: f(*args)
-
-
-def _reduce(op: Op, x: np.ndarray) -> np.ndarray:
-    kind, axis = op.attrs["kind"], op.attrs["axis"]
-    if kind == "argmax":
-        return np.argmax(x.astype(np.float64), axis)
-    wide = x.astype(np.float64) if op.args[0].dtype.is_float else x.astype(np.int64)
-    return {"sum": np.sum, "max": np.max, "min": np.min}[kind](wide, axis)
-
-
-def _mma(op: Op, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    return a.astype(np.float64) @ b.astype(np.float64) + c
-
-
-PURE: dict[str, Callable] = {
-    "const": lambda op: np.asarray(op.attrs["value"]).astype(op.attrs["dtype"].numpy),
-    "iota": lambda op: np.arange(op.attrs["size"]),
-    "add": _ints(lambda a, b: a + b),
-    "sub": _ints(lambda a, b: a - b),
-    "mul": _ints(lambda a, b: a * b),
-    "div": _f64(lambda a, b: a / b),
-    "floordiv": _ints(lambda a, b: a // b),
-    "mod": _ints(lambda a, b: a % b),
-    "minimum": _ints(np.minimum),
-    "maximum": _ints(np.maximum),
-    "neg": _ints(np.negative),
-    "abs": _ints(np.abs),
-    "exp": _f64(np.exp),
-    "exp2": _f64(np.exp2),
-    "log": _f64(np.log),
-    "log2": _f64(np.log2),
-    "sqrt": _f64(np.sqrt),
-    "rsqrt": _f64(lambda a: 1 / np.sqrt(a)),
-    "sin": _f64(np.sin),
-    "cos": _f64(np.cos),
-    "tanh": _f64(np.tanh),
-    "floor": _f64(np.floor),
-    "and": _ints(lambda a, b: a & b),
-    "or": _ints(lambda a, b: a | b),
-    "xor": _ints(lambda a, b: a ^ b),
-    "not": _ints(lambda a: ~a),
-    "shl": _ints(lambda a, b: a << b),
-    "shr": _ints(lambda a, b: a >> b),
-    "eq": _ints(lambda a, b: a == b),
-    "ne": _ints(lambda a, b: a != b),
-    "lt": _ints(lambda a, b: a < b),
-    "le": _ints(lambda a, b: a <= b),
-    "gt": _ints(lambda a, b: a > b),
-    "ge": _ints(lambda a, b: a >= b),
-    "select": _ints(np.where),
-    "cast": lambda op, x: x.astype(op.attrs["dtype"].numpy),
-    "bitcast": lambda op, x: x.view(op.attrs["dtype"].numpy),
-    "broadcast": lambda op, x: np.broadcast_to(x, op.attrs["shape"]),
-    "reshape": lambda op, x: x.reshape(op.attrs["shape"]),
-    "transpose": lambda op, x: x.T,
-    "reduce": _reduce,
-    "mma": _mma,
-}
-
-
-# Helpers
-
-
-def params_of(kernel: Any, arrays: list, tiled: dict[int, tuple], indexed: set[int]) -> tuple:
-    """The parameter types of a call whose Muts (positions in `tiled`) have these pieces."""
-    decls = [d for d in kernel.decls if d.kind != "const"]
-    return tuple(
-        Param(
-            d.name,
-            i,
-            d.kind,
-            dtype_of(a.dtype),
-            tuple(None if axis in d.dyn else n for axis, n in enumerate(a.shape)),
-            tuple(None for _ in a.strides),
-            tiled.get(i),
-            i in indexed,
-        )
-        for i, (d, a) in enumerate(zip(decls, arrays, strict=True))
-    )
-
-
-def both(
-    kernel: Any,
-    arrays: list,
-    tiled: dict[int, tuple],
-    maps: dict[int, np.ndarray] | None = None,
-    rtol: float = 1e-5,
-    atol: float = 1e-5,
-    **consts: Any,
-) -> list[np.ndarray]:
-    """Runs a kernel on copies of the arrays on the backend and in the reference; compares all."""
-    maps = maps or {}
-    params = params_of(kernel, arrays, tiled, set(maps))
-    first = next(iter(tiled))
-    grid = tuple(-(-n // t) for n, t in zip(arrays[first].shape, tiled[first], strict=True))
-    if first in maps:
-        grid = (len(maps[first]), *grid[1:])
-    # All Muts agree on the grid, which has trailing ones for the shorter of them.
-    grid += (1,) * (builtins.max(len(t) for t in tiled.values()) - len(grid))
-    function = kernel.specialize(params, grid, tuple(consts.items()))
-    return compare(function, arrays, maps, grid, rtol, atol)
-
-
-def compare(
-    function: Function,
-    arrays: list,
-    maps: dict,
-    grid: tuple,
-    rtol: float = 1e-5,
-    atol: float = 1e-5,
-) -> list[np.ndarray]:
-    got = [a.copy() for a in arrays]
-    want = [a.copy() for a in arrays]
-    launch = cpu.compile(function).bind(got, maps, grid)
-    launch()
-    Reference(function, want, maps, grid).run()
-    for g, w in zip(got, want, strict=True):
-        if g.dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
-            g64, w64 = g.astype(np.float64), w.astype(np.float64)
-            np.testing.assert_allclose(g64, w64, rtol=rtol, atol=atol)
-        else:
-            np.testing.assert_array_equal(g, w)
-    return got
-
-
-RNG = np.random.default_rng(7)
-
-
-def normal(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(np.float32)
-
-
-def ints(low: int, high: int, *shape: int) -> np.ndarray:
-    return RNG.integers(low, high, shape).astype(np.int32)
-
-
-def elementwise_function(
-    name: str, dtypes: list[DType], out: DType, form: str, attrs: dict
-) -> tuple[Function, tuple[int, ...]]:
-    """out[i] = op(inputs[i]) over one of: a uniform scalar, a scalar a program, tiles."""
-    n, tile = (1, 1) if form == "uniform" else (12, 1 if form == "scalars" else 4)
-    params = [
-        Param("out", 0, "mut", out, (n,), (1,), (tile,)),
-        *(Param(f"x{i}", i + 1, "ref", d, (n,), (1,)) for i, d in enumerate(dtypes)),
-    ]
-    block = Block()
-    at = make("program", [], axis=0)
-    block.ops.append(at)
-    values = []
-    for p in params[1:]:
-        kind = "block" if form == "tiles" else "point"
-        load = make("load", [at.result], param=p, access=(Access(kind, tile, 0),), fill=0)
-        block.ops.append(load)
-        values.append(load.result)
-    op = make(name, values, **attrs)
-    block.ops.append(op)
-    value = op.result
-    if form != "tiles":
-        wide = make("broadcast", [value], shape=(tile,))
-        block.ops.append(wide)
-        value = wide.result
-    block.ops.append(make("store_piece", [value], param=params[0]))
-    return Function(name, params, (n // tile,), block), (n // tile,)
-
-
-FLOATS, INTS = (f32, bf16, f16), (i32, u32)
-UNARY = "neg abs exp exp2 log log2 sqrt rsqrt sin cos tanh floor".split()  # noqa: SIM905
-BINARY_INT = "add sub mul floordiv mod minimum maximum and or xor shl shr".split()  # noqa: SIM905
-CASES: list[tuple[str, list[DType], DType, dict]] = []
-for _d in FLOATS:
-    for _n in ["add", "sub", "mul", "div", "minimum", "maximum"]:
-        CASES.append((_n, [_d, _d], _d, {}))
-    for _n in UNARY:
-        CASES.append((_n, [_d], _d, {}))
-    for _n in ["eq", "ne", "lt", "le", "gt", "ge"]:
-        CASES.append((_n, [_d, _d], bool_, {}))
-    CASES.append(("select", [bool_, _d, _d], _d, {}))
-    for _to in (f32, bf16, f16, i32, bool_):
-        CASES.append(("cast", [_d], _to, {"dtype": _to}))
-for _d in INTS:
-    for _n in BINARY_INT:
-        CASES.append((_n, [_d, _d], _d, {}))
-    for _n in ("neg", "abs", "not"):
-        CASES.append((_n, [_d], _d, {}))
-    for _n in ["eq", "ne", "lt", "le", "gt", "ge"]:
-        CASES.append((_n, [_d, _d], bool_, {}))
-    CASES.append(("select", [bool_, _d, _d], _d, {}))
-    for _to in (f32, bf16, i32, u32, i64, u8, bool_):
-        CASES.append(("cast", [_d], _to, {"dtype": _to}))
-for _n in ("and", "or", "xor", "eq"):
-    CASES.append((_n, [bool_, bool_], bool_, {}))
-CASES.append(("not", [bool_], bool_, {}))
-CASES += [("cast", [bool_], d, {"dtype": d}) for d in (i32, f32)]
-CASES += [
-    ("bitcast", [a], b, {"dtype": b})
-    for a, b in ((f32, u32), (u32, f32), (i32, u32), (u32, i32), (f32, i32))
-]
-
-
-def sample_values(name: str, position: int, dtype: DType, n: int) -> np.ndarray:
-    if dtype == bool_:
-        return RNG.integers(0, 2, n).astype(np.bool_)
-    if dtype.is_float:
-        x = RNG.standard_normal(n) * 3
-        return (np.abs(x) if "log" in name or "sqrt" in name else x).astype(dtype.numpy)
-    if name in ("shl", "shr") and position == 1:
-        return RNG.integers(0, 32, n).astype(dtype.numpy)
-    info = np.iinfo(dtype.numpy)
-    wide = RNG.integers(info.min, info.max, n, endpoint=True).astype(dtype.numpy)
-    if name in ("floordiv", "mod") and position == 1:
-        small = RNG.integers(1, 9, n) * (RNG.choice([-1, 1], n) if dtype.kind == "i" else 1)
-        return small.astype(dtype.numpy)
-    return wide
-
-
-@pytest.mark.parametrize("form", ["uniform", "scalars", "tiles"])
-@pytest.mark.parametrize(
-    ("name", "dtypes", "out", "attrs"),
-    CASES,
-    ids=[f"{n}-{'-'.join(d.name for d in ds)}-{o.name}" for n, ds, o, _ in CASES],
-)
-def test_elementwise(name: str, dtypes: list[DType], out: DType, attrs: dict, form: str) -> None:
-    function, grid = elementwise_function(name, dtypes, out, form, attrs)
-    n = function.params[0].shape[0]
-    arrays = [np.zeros(n, out.numpy)]
-    arrays += [sample_values(name, i, d, n) for i, d in enumerate(dtypes)]
-    if name == "cast" and out in INTS and dtypes[0].is_float:
-        arrays[1] = (normal(n) * 100).astype(dtypes[0].numpy)
-    exact = out.bits == 16 and name not in ("sin", "cos", "tanh", "exp", "exp2", "log", "log2")
-    # A 16-bit result is rounded once: the reference rounds the exact one.
-    compare(function, arrays, {}, grid, rtol=0 if exact else 1e-2 if out.bits == 16 else 2e-6)
-
-
-@pytest.mark.parametrize("form", ["uniform", "tiles"])
-def test_nan_and_wrap_rules(form: str) -> None:
-    n = 1 if form == "uniform" else 12
-    nan, one = np.full(n, np.nan, np.float32), np.ones(n, np.float32)
-    for name in ("minimum", "maximum"):
-        for pair in ([nan, one], [one, nan]):
-            function, grid = elementwise_function(name, [f32, f32], f32, form, {})
-            out = np.zeros(n, np.float32)
-            cpu.compile(function).bind([out, *pair], {}, grid)()
-            assert np.isnan(out).all()
-    function, grid = elementwise_function("add", [i32, i32], i32, form, {})
-    out, top = np.zeros(n, np.int32), np.full(n, 2**31 - 1, np.int32)
-    cpu.compile(function).bind([out, top, np.ones(n, np.int32)], {}, grid)()
-    assert (out == -(2**31)).all()
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16, f16, i32, u32])
@@ -820,3 +478,66 @@ def test_code_is_kept_for_launches_of_one_shape() -> None:
         kernel.bind(arrays, {}, grid)()
         np.testing.assert_array_equal(arrays[0], arrays[1] + arrays[2])
     assert len(kernel._variants) == 1
+
+
+@tilert.kernel
+def grouped(y: Mut[Dyn], x: Ref[Dyn], w: Ref, group: Const[int]):
+    t, h, _ = y.index
+    a = x[t, h.number, :]
+    y.store(mma(a, w[h.number // group, :, :], zeros((y.shape[0], y.shape[2]), f32))[:, None, :])
+
+
+@pytest.mark.parametrize(("heads", "group"), [(6, 3), (6, 2), (6, 6), (6, 1), (5, 2)])
+@pytest.mark.parametrize("bt", [3, 7, 4])
+def test_heads_that_share_an_operand(heads: int, group: int, bt: int) -> None:
+    arrays = [normal(7, heads, 5), normal(7, heads, 4), normal(-(-heads // group), 4, 5)]
+    both(grouped, arrays, {0: (bt, 1, 5)}, group=group)
+
+
+def test_heads_that_share_an_operand_read_it_in_place() -> None:
+    arrays = [normal(7, 6, 5), normal(7, 6, 4), normal(2, 4, 5)]
+    params = params_of(grouped, arrays, {0: (7, 1, 5)}, set())
+    function = grouped.specialize(params, (1, 6, 1), (("group", 3),))
+    source = cpu.compile(function).source([a.shape for a in arrays], (1, 6, 1))
+    assert "gather" not in source
+
+
+@pytest.mark.parametrize("dtype", [f32, i32, u32])
+@pytest.mark.parametrize("form", ["tiles", "scalar", "zero", "rows"])
+def test_large_selects(dtype: DType, form: str) -> None:
+    @tilert.kernel
+    def choose(y: Mut, x: Ref, c: Ref):
+        a = x[:, :]
+        test = c[:, :] > 0
+        if form == "tiles":
+            y.store(where(test, a, a * 3))
+        elif form == "scalar":
+            y.store(where(test, 7, a))
+        elif form == "zero":
+            y.store(where(test, a, 0))
+        else:
+            y.store(where(c[0, :][None, :] > 0, a, a * 3))
+
+    x = normal(40, 50) if dtype == f32 else ints(0, 2**31 - 1, 40, 50).astype(dtype.numpy)
+    if dtype == f32:
+        x[0, :4] = [np.inf, -np.inf, np.nan, -0.0]
+    with np.errstate(over="ignore"):
+        both(choose, [np.zeros_like(x), x, ints(0, 2, 40, 50)], {0: (40, 50)})
+
+
+@tilert.kernel
+def seldom(y: Mut, x: Ref, n: Ref):
+    t = y.index[0].number
+    v = x[t, :]
+    k = n[t]
+    total = k
+    if k > 0:
+        for _ in range(k):
+            v = v + 1.0
+        total = total + 2
+    y.store((v + total.to(f32)).reshape(y.shape))
+
+
+@pytest.mark.parametrize("counts", [[0, 0, 0], [0, 2, 0], [1, 2, 3]])
+def test_costly_branches_that_some_or_no_programs_take(counts: list[int]) -> None:
+    both(seldom, [normal(3, 8), normal(3, 8), np.array(counts, np.int32)], {0: (1, 8)})

@@ -32,26 +32,18 @@ def issue_copy(e: Emitter, o: Operand, loop: Op | None, stage: str) -> None:
     e.line("#pragma unroll")
     with e.braces(f"for (int q = threadIdx.x; q < {total}; q += {e.plan.threads})"):
         e.line(f"const int row = q / {per_row}, col = q % {per_row} * {vector};")
-        rows, cols = _row_col(where.axes, o)
         conditions = [guard] if guard else []
         offset: list[str] = []
-        for (stride, first, extent, _), i in ((rows, "row"), (cols, "col")):
-            offset.append(f"{i} * {stride}")
-            if extent:
-                conditions.append(f"(u32)({first} + {i}) < (u32){extent}")
+        for axis, i in zip(where.axes, ("row", "col"), strict=True):
+            offset.append(f"{i} * {axis.stride}")
+            if axis.extent:
+                conditions.append(axis.check(f"{axis.first} + {i}"))
         ok = " && ".join(conditions) or "true"
         dst = f"smem + {o.offset} + {stage} * {o.stage} + row * {o.pitch} + col * {itemsize}"
         e.line(f"const bool ok = {ok};")
         e.line(
             f"copy_async16(shared_address({dst}), {pointer} + (ok ? {' + '.join(offset)} : 0), ok);"
         )
-
-
-def _row_col(
-    axes: list[tuple[str, str, str, Value | None]], o: Operand
-) -> tuple[tuple[str, str, str, Value | None], tuple[str, str, str, Value | None]]:
-    del o
-    return axes[0], axes[1]
 
 
 def _address_operations(e: Emitter, load: Op, loop: Op) -> None:

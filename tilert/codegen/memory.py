@@ -5,61 +5,91 @@ from math import gcd
 
 from tilert.codegen.emit import Emitter, c_name, c_type, literal
 from tilert.codegen.layout import Layout
+from tilert.dtypes import i64
 from tilert.ir import Access, Op, Param, Value, walk
 
-__all__ = ["Address", "address", "load", "load_piece", "store_piece"]
+__all__ = ["Address", "Axis", "address", "load", "load_piece", "store_piece"]
 
 
-@dataclass
+@dataclass(frozen=True)
+class Axis:
+    """One kept axis of an access.
+
+    Attributes:
+        stride: elements, as C++.
+        first: C++ of the first element's index, where a check needs it.
+        extent: as C++; "" where no element of the access can be outside.
+        gather: the tile of indices, for a gather.
+        wide: whether indices may need 64 bits.
+    """
+
+    stride: str
+    first: str = ""
+    extent: str = ""
+    gather: Value | None = None
+    wide: bool = False
+
+    def check(self, index: str) -> str:
+        """C++ condition that an index is within the extent, "" where it always is."""
+        return _below(index, self.extent, self.wide) if self.extent else ""
+
+
+@dataclass(frozen=True)
 class Address:
     """Where an access points.
 
     Attributes:
         base: C++ offset in elements, equal in all threads.
         uniform: conditions equal in all threads, for the whole access.
-        axes: for each kept axis: (C++ stride, C++ first element or "", extent as C++ or "" where
-            no element of the access can be outside, gather index tile or None).
+        axes: the kept axes.
     """
 
     param: Param
     base: str
     uniform: list[str]
-    axes: list[tuple[str, str, str, Value | None]]
+    axes: list[Axis]
+
+
+def _below(index: str, extent: str, wide: bool) -> str:
+    """C++ of 0 <= index < extent. Arithmetic on a `wide` index must not wrap."""
+    return f"(u64)({index}) < (u64){extent}" if wide else f"(u32)({index}) < (u32){extent}"
 
 
 def address(e: Emitter, param: Param, access: tuple[Access, ...], args: list[Value]) -> Address:
     """Resolve an access to offsets and the bounds checks that it needs."""
     base: list[str] = []
     uniform: list[str] = []
-    axes: list[tuple[str, str, str, Value | None]] = []
+    axes: list[Axis] = []
     for axis, a in enumerate(access):
         extent, stride = e.dim(param, axis), e.stride(param, axis)
         static = param.shape[axis]
         if a.kind == "full":
-            axes.append((stride, "", "", None))
+            axes.append(Axis(stride))
             continue
+        value = args[a.arg]
         if a.kind == "gather":
-            axes.append((stride, "", extent, args[a.arg]))
+            axes.append(Axis(stride, "", extent, value, value.dtype == i64))
             continue
-        index = e.names[args[a.arg]]
-        limit = _upper_bound(e, args[a.arg])
+        limit = _upper_bound(e, value)
+        # A program's coordinate times the tile is within the array; anything else may wrap.
+        wide = limit is None and not (value.op is not None and value.op.name == "program")
+        index = f"(i64){e.names[value]}" if wide else e.names[value]
         if a.kind == "point":
             base.append(f"(i64){index} * {stride}")
             if static is None or limit is None or limit > static:
-                uniform.append(f"(u32){index} < (u32){extent}")
+                uniform.append(_below(index, extent, wide))
             continue
         size = a.size if a.kind == "block" else 1
         base.append(f"(i64){index} * {size} * {stride}")
-        whole = a.kind == "block" and static is not None and static % a.size == 0
-        if whole and static is not None:
+        if a.kind == "block" and static is not None and static % a.size == 0:
             if limit is None or limit > static // a.size:
-                uniform.append(f"(u32){index} < {static // a.size}u")
-            axes.append((stride, "", "", None))
+                uniform.append(_below(index, str(static // a.size), wide))
+            axes.append(Axis(stride))
         elif a.kind == "block" and static is not None and limit == 1 and a.size <= static:
-            axes.append((stride, "", "", None))
+            axes.append(Axis(stride))
         else:
             first = f"{index} * {size}" if size != 1 else index
-            axes.append((stride, first, extent, None))
+            axes.append(Axis(stride, first, extent, None, wide))
     return Address(param, " + ".join(base) or "0", uniform, axes)
 
 
@@ -79,21 +109,19 @@ def _offset(e: Emitter, where: Address, layout: Layout, register: str) -> tuple[
     """C++ offset of a register's element and the conditions under which it is in bounds."""
     terms: list[str] = []
     conditions: list[str] = []
-    for axis, (stride, first, extent, gather) in enumerate(where.axes):
-        i = e.index(layout, axis, register)
-        if gather is not None:
-            row = _gathered(e, gather, layout, axis, register)
-            terms.append(f"(i64){row} * {stride}")
-            conditions.append(f"(u32){row} < (u32){extent}")
-            if layout.padded(axis):
-                conditions.append(f"{i} < {layout.shape[axis]}")
-            continue
-        if i != "0":
-            terms.append(f"{i} * {stride}")
-        if layout.padded(axis):
-            conditions.append(f"{i} < {layout.shape[axis]}")
-        if extent:
-            conditions.append(f"(u32)({first} + {i}) < (u32){extent}")
+    for number, axis in enumerate(where.axes):
+        i = e.index(layout, number, register)
+        if axis.gather is not None:
+            row = _gathered(e, axis.gather, layout, number, register)
+            terms.append(f"(i64){row} * {axis.stride}")
+            conditions.append(axis.check(row))
+        else:
+            if i != "0":
+                terms.append(f"{i} * {axis.stride}")
+            if axis.extent:
+                conditions.append(axis.check(f"{axis.first} + {i}"))
+        if layout.padded(number):
+            conditions.append(f"{i} < {layout.shape[number]}")
     return " + ".join(terms) or "0", conditions
 
 
@@ -111,16 +139,16 @@ def _gathered(e: Emitter, gather: Value, layout: Layout, axis: int, register: st
 def _prepare_gathers(e: Emitter, where: Address, layout: Layout) -> None:
     from tilert.codegen.movement import relayout
 
-    for axis, (_, _, _, gather) in enumerate(where.axes):
-        if gather is None:
+    for number, axis in enumerate(where.axes):
+        if axis.gather is None:
             continue
-        shape = tuple(n if i == axis else 1 for i, n in enumerate(layout.shape))
+        shape = tuple(n if i == number else 1 for i, n in enumerate(layout.shape))
         narrow = layout.narrowed(shape)
-        flat = Layout((layout.shape[axis],), (narrow.axes[axis],))
-        held = e.names[gather]
-        if e.layout(gather) != flat:
-            held = relayout(e, gather, flat)
-        e.gathers[(gather, layout.axes[axis])] = (held, flat)
+        flat = Layout((layout.shape[number],), (narrow.axes[number],))
+        held = e.names[axis.gather]
+        if e.layout(axis.gather) != flat:
+            held = relayout(e, axis.gather, flat)
+        e.gathers[(axis.gather, layout.axes[number])] = (held, flat)
 
 
 def _vector(e: Emitter, where: Address, layout: Layout) -> int:
@@ -128,16 +156,18 @@ def _vector(e: Emitter, where: Address, layout: Layout) -> int:
     param = where.param
     if not where.axes or not layout.axes[-1] or param.strides[-1] != 1 or not param.aligned:
         return 1
-    stride, first, extent, gather = where.axes[-1]
+    last = where.axes[-1]
     inner = layout.axes[-1][0]
-    if stride != "1LL" or gather is not None or inner.kind != "r" or inner.stride != 1:
+    if last.stride != "1LL" or last.gather is not None or inner.kind != "r" or inner.stride != 1:
         return 1
     v = gcd(inner.size, 16 // param.dtype.itemsize)
     if v * param.dtype.itemsize < 8:
         return 1
     if layout.shape[-1] % v or any(s is None or s % v for s in param.strides[:-1]):
         return 1
-    if extent and (not first.endswith(f"* {layout.shape[-1]}") or not _divides(extent, v)):
+    if last.extent and (
+        not last.first.endswith(f"* {layout.shape[-1]}") or not _divides(last.extent, v)
+    ):
         return 1
     return v
 
@@ -226,24 +256,24 @@ def _piece(e: Emitter, param: Param) -> Address:
     """The program's own piece; axis 0 of an indexed Mut goes through its index map."""
     base: list[str] = []
     uniform: list[str] = []
-    axes: list[tuple[str, str, str, Value | None]] = []
+    axes: list[Axis] = []
     for axis, size in enumerate(param.tile or ()):
         extent, stride = e.dim(param, axis), e.stride(param, axis)
         static = param.shape[axis]
         if axis == 0 and param.indexed:
             base.append(f"(i64){c_name(param)}_slot * {stride}")
             uniform.append(f"(u32){c_name(param)}_slot < (u32){extent}")
-            axes.append((stride, "", "", None))
+            axes.append(Axis(stride))
             continue
         if static is not None and static <= size:
             inside = static == size
-            axes.append((stride, "" if inside else "0", "" if inside else extent, None))
+            axes.append(Axis(stride) if inside else Axis(stride, "0", extent))
             continue
         base.append(f"(i64)p{axis} * {size} * {stride}")
         if size == 1 or (static is not None and static % size == 0):
-            axes.append((stride, "", "", None))
+            axes.append(Axis(stride))
         else:
-            axes.append((stride, f"p{axis} * {size}", extent, None))
+            axes.append(Axis(stride, f"p{axis} * {size}", extent))
     return Address(param, " + ".join(base) or "0", uniform, axes)
 
 
