@@ -17,12 +17,16 @@ Tile = Any
 
 _F32 = np.dtype(np.float32)
 _ITEM = 4
-# f32 bytes of the right operand from which on two threads are worth waking one.
+# Up to this many rows the product waits for memory; f32 bytes of the right operand measure its cost,
+# which grows with the rows beyond.
+_FREE_ROWS = 8
+# Cost from which on two threads are worth waking one (tens of microseconds).
 _SHARED = 1 << 20
-# Of a part: each costs a few microseconds.
-_PART = 1 << 20
-# A longer product takes larger parts, up to this many.
+# Cost of a part, about a tenth of a millisecond; a longer product takes up to _PARTS larger ones.
+_PART = 1 << 19
 _PARTS = 64
+# Fewer columns would cost matrix products more for reading the left operand again.
+_COLUMNS = 96
 # Part boundaries are multiples of this: a cache line of the result.
 _ALIGNED = 16
 # Up to this many rows are matrix-vector products one by one: faster than BLAS's matrix product, and
@@ -52,27 +56,39 @@ def _blas(x: Tile) -> Tile:
     return np.ascontiguousarray(x)
 
 
-def _width(k: int, n: int) -> int:
-    """Columns of a part of a right operand [k, n]."""
-    count = min(max(k * n * _ITEM // _PART, 2), _PARTS)
-    return -(-n // (count * _ALIGNED)) * _ALIGNED
+def _width(m: int, k: int, n: int) -> int:
+    """Columns of a part of a product [m, k] @ [k, n]; n if it is not worth sharing."""
+    cost = k * n * _ITEM * max(m, _FREE_ROWS) // _FREE_ROWS
+    if cost < _SHARED:
+        return n
+    count = min(cost // _PART, _PARTS)
+    least = _COLUMNS if m > _VECTORS else _ALIGNED
+    return max(-(-n // (count * _ALIGNED)) * _ALIGNED, least)
 
 
 def _multiply(a: Tile, b: Tile) -> Tile:
-    """a @ b for an `a` that BLAS can read."""
+    """a @ b for an `a` that BLAS can read.
+
+    By np.dot, which lets go of the interpreter lock for BLAS; np.matmul keeps it if the result has
+    500 elements or fewer.
+    """
     b = _blas(b)
-    if 1 < len(a) <= _VECTORS:
-        return np.matmul(a[:, None], b)[:, 0]
-    return np.matmul(a, b)
+    if len(a) > _VECTORS:
+        return np.dot(a, b)
+    rows = b.T
+    out = np.empty((len(a), len(rows)), _F32)
+    for x, y in zip(a, out, strict=True):
+        np.dot(rows, x, y)
+    return out
 
 
 def matmul(a: Tile, b: Tile) -> Tile:
     """The product of two matrices, in f32."""
     a = _blas(a)
-    k, n = b.shape
-    if k * n * _ITEM < _SHARED:
+    n = b.shape[1]
+    width = _width(*a.shape, n)
+    if width >= n:
         return _multiply(a, b)
-    width = _width(k, n)
 
     def part(number: int) -> Tile:
         return _multiply(a, b[:, number * width : (number + 1) * width])

@@ -22,12 +22,13 @@ __all__ = ["THREADS_VARIABLE", "Pool", "shared_pool", "thread_count"]
 
 THREADS_VARIABLE = "TILERT_CPU_THREADS"
 
-# Seconds that a call waits for a helper's last part before it does that part again: more than a
-# part of a matrix-vector product takes, less than a time slice of the scheduler.
-_PATIENCE = 2e-4
+# A call waits for helpers' last parts this many times as long as its own took on average, then it
+# does them again.
+_PATIENCE = 2.0
 
-# Seconds in a call that this thread neither ran nor was patient, from which on cores are contended.
-_LOST = 2.5e-4
+# The share of a call that this thread was kept from running, and the least of it in seconds, from
+# which on cores count as contended.
+_LOST_SHARE, _LOST = 0.3, 2.5e-4
 
 # Calls without helpers after contended ones: doubled each time, up to the second.
 _FIRST_REST, _LONGEST_REST = 4, 256
@@ -47,15 +48,17 @@ class _Job:
         self.left = list(range(count - 1, -1, -1))
         self.done: SimpleQueue[None] = SimpleQueue()
 
-    def work(self) -> None:
-        """Computes parts until none is left to take."""
+    def work(self) -> int:
+        """Computes parts until none is left to take; how many."""
         left, compute, results = self.left, self.compute, self.results
+        count = 0
         while True:
             try:
                 number = left.pop()
             except IndexError:
-                return
+                return count
             results[number] = compute(number)
+            count += 1
 
     def help(self) -> None:
         """`work` in a helper: what fails is left to the caller, who does it again."""
@@ -70,15 +73,19 @@ class _Job:
         """Parts without a result."""
         return [number for number, result in enumerate(self.results) if result is _MISSING]
 
-    def finish(self) -> None:
-        """Waits a little for the parts that helpers have taken, and computes the rest."""
-        if self.missing():
-            try:
-                self.done.get(timeout=_PATIENCE)
-            except Empty:
-                for number in self.missing():
-                    if self.results[number] is _MISSING:
-                        self.results[number] = self.compute(number)
+    def finish(self, patience: float) -> float:
+        """Waits for the parts that helpers have taken, computes the rest; seconds well waited."""
+        if not self.missing():
+            return 0.0
+        start = time.perf_counter()
+        try:
+            self.done.get(timeout=patience)
+        except Empty:
+            for number in self.missing():
+                if self.results[number] is _MISSING:
+                    self.results[number] = self.compute(number)
+            return 0.0
+        return time.perf_counter() - start
 
 
 class _Helper:
@@ -140,14 +147,15 @@ class Pool:
             except IndexError:
                 break
             helper.give(job)
-        job.work()
-        job.finish()
-        self._weigh(time.perf_counter() - wall - (time.thread_time() - ran))
+        own = job.work()
+        waited = job.finish(_PATIENCE * (time.perf_counter() - wall) / max(own, 1))
+        wall = time.perf_counter() - wall
+        self._weigh(wall - (time.thread_time() - ran) - waited, wall)
         return job.results
 
-    def _weigh(self, lost: float) -> None:
+    def _weigh(self, lost: float, wall: float) -> None:
         """Where other processes use the cores, helpers only take turns with this thread."""
-        if lost < _LOST:
+        if lost < max(_LOST, _LOST_SHARE * wall):
             self._next_rest = max(self._next_rest // 2, _FIRST_REST)
         else:
             self._rest = self._next_rest
