@@ -3,23 +3,29 @@
 from grout.config import EngineConfig
 from grout.engine import Engine
 from grout.errors import (
+    BadLogits,
     ConfigError,
     EngineClosed,
     EngineDead,
+    GrammarError,
     GroutError,
     InvalidPrompt,
     InvalidSamplingParams,
     OutOfMemory,
     PageError,
     PromptTooLong,
+    QueueFull,
     RequestAborted,
     RequestError,
+    RequestTimeout,
     StepFailed,
 )
+from grout.grammar import Grammar
 from grout.loading import create_engine
-from grout.request import Delta, FinishReason, SamplingParams
+from grout.request import Delta, FinishReason, SamplingParams, TokenLogprob
 
 __all__ = [
+    "BadLogits",
     "ConfigError",
     "Delta",
     "Engine",
@@ -27,15 +33,20 @@ __all__ = [
     "EngineConfig",
     "EngineDead",
     "FinishReason",
+    "Grammar",
+    "GrammarError",
     "GroutError",
     "InvalidPrompt",
     "InvalidSamplingParams",
     "OutOfMemory",
     "PageError",
     "PromptTooLong",
+    "QueueFull",
     "RequestAborted",
     "RequestError",
+    "RequestTimeout",
     "SamplingParams",
     "StepFailed",
+    "TokenLogprob",
     "create_engine",
 ]

@@ -182,6 +182,11 @@ class Engine:
         return prompt.astype(np.int32)
 
     @property
+    def alive(self) -> bool:
+        """Whether requests are served: not closed, and no failure it cannot recover from."""
+        return not self._closed and self._failure is None
+
+    @property
     def runner(self) -> Runner:
         """What steps run on; for benchmarks and tests, while no request is under way."""
         return self._loop.runner

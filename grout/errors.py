@@ -24,6 +24,25 @@ class InvalidSamplingParams(RequestError):
         self.param = param
 
 
+class GrammarError(RequestError):
+    """A grammar cannot be used; the message names the place."""
+
+
+class QueueFull(RequestError):
+    """As many requests are waiting as `max_queue` allows; try again later.
+
+    `waiting` and `limit` are numbers of requests.
+    """
+
+    def __init__(self, waiting: int, limit: int) -> None:
+        super().__init__(
+            f"{waiting} requests are waiting and the queue holds {limit} (max_queue); "
+            "try again later"
+        )
+        self.waiting = waiting
+        self.limit = limit
+
+
 class InvalidPrompt(RequestError):
     """The prompt is empty or holds token ids outside the vocabulary."""
 
@@ -66,6 +85,18 @@ class EngineClosed(GroutError):
 
 class RequestAborted(GroutError):
     """The request was aborted by its caller."""
+
+
+class RequestTimeout(GroutError):
+    """The request took longer than `EngineConfig.request_timeout`, `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the request was not finished within {seconds:g} s (request_timeout)")
+        self.seconds = seconds
+
+
+class BadLogits(GroutError):
+    """The model gave NaN for this request: no token can be chosen."""
 
 
 class StepFailed(GroutError):

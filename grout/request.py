@@ -5,11 +5,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from grout.errors import InvalidSamplingParams, PromptTooLong
+from grout.grammar import Grammar
 
 FinishReason = Literal["stop", "length"]
 
 SEED_LIMIT = 2**63
 """Seeds are any 64-bit signed integer; the sampler sees them folded to 32 bits."""
+
+MAX_LOGPROBS = 20
+"""Most alternatives reported for a token, as in OpenAI's API."""
+
+MAX_LOGIT_BIAS = 300
+"""Most entries of `logit_bias`, as in OpenAI's API; it is the width of a device array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +28,13 @@ class SamplingParams:
     max_tokens: >= 1, or None for as many as the context holds. stop: texts that end the reply
     and are never part of it. stop_token_ids: ids that end the reply as an end-of-sequence id
     does. ignore_eos: go on past the model's end-of-sequence ids (`stop_token_ids` still count).
+    presence_penalty, frequency_penalty: in [-2, 2], subtracted from the logits of produced tokens
+    once, and once for each time. repetition_penalty: > 0; divides positive logits of tokens of
+    prompt and reply, and multiplies negative ones (Keskar et al. 2019); 1 is off.
+    logit_bias: pairs of a token id and what is added to its logit, in [-100, 100].
+    min_tokens: ids that would end the reply are not chosen before as many tokens.
+    logprobs: None for none, or how many of the likeliest tokens to report beside the chosen one,
+    at most `MAX_LOGPROBS`. grammar: what the reply must match. priority: smaller goes first.
 
     Raises `InvalidSamplingParams` naming the field.
     """
@@ -34,6 +48,14 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
+    grammar: Grammar | None = None
+    priority: int = 0
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -83,6 +105,69 @@ class SamplingParams:
             "token ids >= 0",
         )
         _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "true or false")
+        self._check_logits()
+        _require(
+            _is_int(self.min_tokens) and self.min_tokens >= 0,
+            "min_tokens",
+            self.min_tokens,
+            "an integer >= 0",
+        )
+        _require(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            "min_tokens",
+            self.min_tokens,
+            f"at most max_tokens ({self.max_tokens})",
+        )
+        _require(
+            self.logprobs is None
+            or (_is_int(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS),
+            "logprobs",
+            self.logprobs,
+            f"an integer from 0 to {MAX_LOGPROBS} or null",
+        )
+        _require(
+            self.grammar is None or isinstance(self.grammar, Grammar),
+            "grammar",
+            self.grammar,
+            "a Grammar or null",
+        )
+        _require(
+            _is_int(self.priority) and -SEED_LIMIT <= self.priority < SEED_LIMIT,
+            "priority",
+            self.priority,
+            "a 64-bit signed integer",
+        )
+
+    def _check_logits(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(_is_number(value) and -2 <= value <= 2, name, value, "a number in [-2, 2]")
+        _require(
+            _is_number(self.repetition_penalty) and self.repetition_penalty > 0,
+            "repetition_penalty",
+            self.repetition_penalty,
+            "a finite number > 0 (1: off)",
+        )
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidSamplingParams(
+                "logit_bias",
+                f"logit_bias holds {len(self.logit_bias)} entries, more than {MAX_LOGIT_BIAS}",
+            )
+        seen: set[int] = set()
+        for token, bias in self.logit_bias:
+            _require(
+                _is_int(token) and token >= 0 and token not in seen,
+                "logit_bias",
+                token,
+                "of distinct token ids >= 0",
+            )
+            _require(
+                _is_number(bias) and -100 <= bias <= 100,
+                "logit_bias",
+                bias,
+                "of numbers in [-100, 100]",
+            )
+            seen.add(token)
 
     def _normalise(self) -> None:
         """Spell equal settings equally, so that nothing below handles two spellings."""
@@ -91,12 +176,34 @@ class SamplingParams:
             raise InvalidSamplingParams("stop", "stop must be a tuple of texts, not one text")
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", self._bias_pairs())
         if _is_int(self.top_k) and self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
+
+    def _bias_pairs(self) -> tuple[tuple[int, float], ...]:
+        try:
+            return tuple((token, bias) for token, bias in self.logit_bias)
+        except (TypeError, ValueError):
+            raise InvalidSamplingParams(
+                "logit_bias", f"logit_bias must be pairs (token id, bias), not {self.logit_bias!r}"
+            ) from None
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely a produced token was.
+
+    logprob: natural logarithm of its probability under the model, before temperature and filters.
+    top: the likeliest tokens with theirs, likeliest first, as many as were asked for.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +212,15 @@ class Delta:
 
     text: never holds half a character, nor any part of a stop text; all deltas' texts joined are
     the reply. token_ids: the ids produced since the last delta, end-of-sequence ids included.
-    finish_reason: set on the last delta only.
+    finish_reason: set on the last delta only. logprobs: one for each of `token_ids`, if asked for.
+    cached_tokens: on the first delta, how many tokens of the prompt were found in the cache.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    cached_tokens: int = 0
 
 
 def _is_int(value: Any) -> bool:
@@ -126,4 +236,12 @@ def _require(ok: bool, param: str, value: object, wanted: str) -> None:
         raise InvalidSamplingParams(param, f"{param} must be {wanted}, not {value!r}")
 
 
-__all__ = ["Delta", "FinishReason", "PromptTooLong", "SamplingParams"]
+__all__ = [
+    "MAX_LOGIT_BIAS",
+    "MAX_LOGPROBS",
+    "Delta",
+    "FinishReason",
+    "PromptTooLong",
+    "SamplingParams",
+    "TokenLogprob",
+]

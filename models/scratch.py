@@ -16,6 +16,7 @@ class Scratch:
             a narrow dtype would be most of the error of the logits. normed: [size, H].
         qkv: [size, (Hq + 2 Hkv) D]. q: [size, Hq, D]. attended: [size, Hq D].
         hidden: [size, F].
+        shares: f32 [n], partial sums of products in shares; None where there are none.
         splits: f32 [size, S, Hq, D], [size, S, Hq] and [size, S, Hq] of split decode attention
             (acc, best and total of its kernel), or None where it does not split.
     """
@@ -36,6 +37,8 @@ class Scratch:
             "attended": empty(size, queries),
             "hidden": empty(size, config.intermediate_size),
         }
+        shares = tiling(device.kind).share_elements
+        self.shares = empty(shares, dtype=f32) if shares else None
         # The most splits any batch up to this size takes: smaller batches split more.
         splits = tiling(device.kind).decode_attention(1, config.num_kv_heads).splits
         if decode and splits > 1:
@@ -60,5 +63,6 @@ class Scratch:
     def head(self, size: int) -> "Scratch":
         """The memory of the first `size` tokens."""
         scratch = object.__new__(Scratch)
+        scratch.shares = self.shares
         scratch._bind({name: array[:size] for name, array in self._arrays.items()})
         return scratch

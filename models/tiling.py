@@ -23,11 +23,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ProductTiles:
-    """Of x @ w.T: `rows` of x by `columns` (rows of w) a program, `depth` columns of K a step."""
+    """Of x @ w.T: `rows` of x by `columns` (rows of w) a program, `depth` columns of K a step.
+
+    shares: programs that share the columns of K of one tile.
+    """
 
     rows: int
     columns: int
     depth: int
+    shares: int = 1
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,9 @@ class Tiling(Protocol):
 
     fill: int
     """Elements of a program that generates random weights."""
+
+    share_elements: int
+    """Most elements of the partial sums of a product in shares."""
 
     fan: int
     """Thresholds that a round of the sampler's search tries together."""
@@ -82,6 +89,7 @@ class CpuTiling:
     """The whole of everything."""
 
     fill = 1 << 16
+    share_elements = 0
     fan = 1
     key_width = 256
     """Most keys of a step of prefill attention: more scores leave the second-level cache."""
@@ -114,13 +122,15 @@ class CudaTiling:
     """Sizes for about 132 multiprocessors."""
 
     fill = 2048
+    share_elements = 1 << 21
     fan = 4
-    gemv_tokens = 4
+    gemv_tokens = 2
     """Up to this many tokens a projection is a matrix-vector product bound by reading weights."""
 
     prompts = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
     """Sizes of recorded prefills: at most a third of one is padding."""
 
+    multiprocessors = 132
     programs = 264
     """Two programs a multiprocessor."""
 
@@ -130,9 +140,20 @@ class CudaTiling:
     def product(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
         if tokens <= self.gemv_tokens:
             return self._matvec(tokens, outputs, inputs)
-        if tokens <= 64:
-            return ProductTiles(max(16, 1 << (tokens - 1).bit_length()), 64, 64)
-        return ProductTiles(128, 128, 64)
+        if tokens > 64 and self._tiles(tokens, outputs, 128) >= self.multiprocessors:
+            return ProductTiles(128, 128, 64)
+        rows = min(64, max(16, 1 << (tokens - 1).bit_length()))
+        count = -(-tokens // rows) * -(-outputs // 64)
+        steps = -(-inputs // 64)
+        shares = 1
+        # Every program needs a few steps to fill its pipeline.
+        while count * shares < self.programs and steps // (2 * shares) >= 8:
+            shares *= 2
+        return ProductTiles(rows, 64, 64, shares)
+
+    @staticmethod
+    def _tiles(tokens: int, outputs: int, size: int) -> int:
+        return -(-tokens // size) * -(-outputs // size)
 
     def _matvec(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
         """The quickest of a sweep over Qwen3's shapes on an H200, as a rule: small programs, many

@@ -13,7 +13,7 @@ from models.parameters import LayerParameters, Parameters, Progress
 from models.prompt import Prompt
 from models.rope import rope_tables
 from models.scratch import Scratch
-from models.tiling import tiling
+from models.tiling import ProductTiles, tiling
 from models.weights import Checkpoint
 from tilert import Array, Device, DType, IndexMap
 
@@ -114,7 +114,7 @@ class Transformer:
         for number, layer in enumerate(self.parameters.layers):
             self._queries(cache, number, layer, scratch, batch.positions, index)
             self._decode_attention(cache, number, batch)
-            self._residual(scratch.x, scratch.attended, layer.o)
+            self._residual(scratch.attended, layer.o, scratch)
             self._feed_forward(scratch, layer)
         self._sample(scratch.x, batch)
 
@@ -155,7 +155,7 @@ class Transformer:
         for number, layer in enumerate(self.parameters.layers):
             self._queries(cache, number, layer, scratch, prompt.positions, prompt.index)
             self._prefill_attention(cache, number, scratch, batch.index.rows, prompt.positions)
-            self._residual(scratch.x, scratch.attended, layer.o)
+            self._residual(scratch.attended, layer.o, scratch)
             self._feed_forward(scratch, layer)
         last = batch.scratch.x
         kernels.embedding(last.partition(1, last.shape[1]), prompt.last, scratch.x).run()
@@ -191,22 +191,46 @@ class Transformer:
         kernels.rms_norm(tile, x, gain, eps=self.config.rms_norm_eps).run()
         return out
 
-    def _project(self, y: Array, x: Array, gain: Array, w: Array, normed: Array) -> None:
-        """y = RMSNorm(x) @ w.T; `normed` is memory for the norm where it is an op of its own."""
+    def _project(self, y: Array, x: Array, gain: Array, w: Array, scratch: Scratch) -> None:
+        """y = RMSNorm(x) @ w.T; `scratch` has memory for the norm and for partial sums."""
         tiles = self._tiling.product(y.shape[0], y.shape[1], x.shape[1])
         if self._tiling.fuses_norm(x.shape[0], self.dtype):
             out = y.partition(tiles.rows, tiles.columns)
             eps = self.config.rms_norm_eps
             kernels.norm_linear(out, x, gain, w, eps=eps, bk=tiles.depth).run()
         else:
-            x = self._normed(x, gain, normed)
-            kernels.linear(y.partition(tiles.rows, tiles.columns), x, w, bk=tiles.depth).run()
+            x = self._normed(x, gain, scratch.normed)
+            if not self._in_shares(y, x, w, scratch, tiles, residual=False):
+                out = y.partition(tiles.rows, tiles.columns)
+                kernels.linear(out, x, w, bk=tiles.depth).run()
 
-    def _residual(self, x: Array, y: Array, w: Array) -> None:
-        """x += y @ w.T."""
+    def _residual(self, y: Array, w: Array, scratch: Scratch) -> None:
+        """Residual stream += y @ w.T."""
+        x = scratch.x
         tiles = self._tiling.product(x.shape[0], x.shape[1], y.shape[1])
-        out = x.partition(tiles.rows, tiles.columns)
-        kernels.linear_residual(out, y, w, bk=tiles.depth).run()
+        if not self._in_shares(x, y, w, scratch, tiles, residual=True):
+            out = x.partition(tiles.rows, tiles.columns)
+            kernels.linear_residual(out, y, w, bk=tiles.depth).run()
+
+    def _in_shares(
+        self, y: Array, x: Array, w: Array, scratch: Scratch, tiles: ProductTiles, residual: bool
+    ) -> bool:
+        """Run y (+)= x @ w.T in shares if `tiles` asks for it and there is memory for the sums."""
+        tokens, outputs = y.shape
+        size = tokens * tiles.shares * outputs
+        if tiles.shares == 1 or scratch.shares is None or size > scratch.shares.shape[0]:
+            return False
+        shares = scratch.shares[:size].reshape(tokens, tiles.shares, outputs)
+        steps = -(-x.shape[1] // tiles.depth)
+        kernels.linear_shares(
+            shares.partition(tiles.rows, 1, tiles.columns),
+            x,
+            w,
+            bk=tiles.depth,
+            count=-(-steps // tiles.shares),
+        ).run()
+        kernels.add_shares(y.partition(1, min(outputs, 1024)), shares, residual=residual).run()
+        return True
 
     def _feed_forward(self, scratch: Scratch, layer: LayerParameters) -> None:
         x, y, w = scratch.x, scratch.hidden, layer.gate_up
@@ -219,7 +243,7 @@ class Transformer:
             normed = self._normed(x, layer.post_norm, scratch.normed)
             out = y.partition(tiles.rows, tiles.columns)
             kernels.gate_up_silu(out, normed, w, bk=tiles.depth).run()
-        self._residual(x, y, layer.down)
+        self._residual(y, layer.down, scratch)
 
     def _queries(
         self,
@@ -233,7 +257,7 @@ class Transformer:
         """Queries into scratch, keys and values into the cache."""
         config = self.config
         heads, keys, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self._project(scratch.qkv, scratch.x, layer.input_norm, layer.qkv, scratch.normed)
+        self._project(scratch.qkv, scratch.x, layer.input_norm, layer.qkv, scratch)
         q = scratch.q.reshape(-1, heads, 2, dim // 2)
         k_lo, k_hi, v = cache.slots(number)
         kernels.qk_norm_rope_append(
@@ -294,8 +318,7 @@ class Transformer:
     def _sample(self, x: Array, batch: Batch) -> None:
         """Logits and the next id of each slot from its last token's residual stream."""
         parameters, size = self.parameters, self.config.vocab_size
-        normed = batch.scratch.normed
-        self._project(batch.logits, x, parameters.norm, parameters.head, normed)
+        self._project(batch.logits, x, parameters.norm, parameters.head, batch.scratch)
         block = self._tiling.vocabulary(size)
         kernels.chunk_best(
             batch.chunk_best.partition(1, 1),

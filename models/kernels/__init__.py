@@ -7,7 +7,13 @@ from models.kernels.decode_attention import (
 )
 from models.kernels.embedding import embedding
 from models.kernels.gate_up import gate_up_silu, norm_gate_up_silu
-from models.kernels.linear import linear, linear_residual, norm_linear
+from models.kernels.linear import (
+    add_shares,
+    linear,
+    linear_residual,
+    linear_shares,
+    norm_linear,
+)
 from models.kernels.prefill_attention import prefill_attention
 from models.kernels.random import fill_normal
 from models.kernels.rms_norm import rms_norm
@@ -15,6 +21,7 @@ from models.kernels.rope_append import qk_norm_rope_append
 from models.kernels.sampling import chunk_best, sample
 
 __all__ = [
+    "add_shares",
     "chunk_best",
     "decode_attention",
     "decode_attention_split",
@@ -23,6 +30,7 @@ __all__ = [
     "gate_up_silu",
     "linear",
     "linear_residual",
+    "linear_shares",
     "merge_splits",
     "norm_gate_up_silu",
     "norm_linear",

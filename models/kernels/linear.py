@@ -6,9 +6,9 @@ from typing import Any
 
 import tilert
 from tilert import Const, Dyn, Mut, Ref, f32
-from tilert.language import mma, rsqrt, sum, tiles, zeros
+from tilert.language import cdiv, minimum, mma, rsqrt, sum, tiles, zeros
 
-__all__ = ["linear", "linear_residual", "norm_linear"]
+__all__ = ["add_shares", "linear", "linear_residual", "linear_shares", "norm_linear"]
 
 
 @tilert.inline
@@ -34,6 +34,37 @@ def linear(y: Mut[Dyn], x: Ref[Dyn], w: Ref, bk: Const[int]) -> None:
 def linear_residual(y: Mut[Dyn], x: Ref[Dyn], w: Ref, bk: Const[int]) -> None:
     """y = y + x @ w.T, added in f32 and rounded once. Shapes as in `linear`."""
     y.store(y.load().to(f32) + product(y, x, w, bk))
+
+
+@tilert.kernel
+def linear_shares(shares: Mut[Dyn], x: Ref[Dyn], w: Ref, bk: Const[int], count: Const[int]) -> None:
+    """x @ w.T with the columns of K shared out over S programs, each with `count` steps of `bk`.
+
+    For products with too few output tiles to fill the device; `add_shares` completes them.
+
+    shares: f32[T, S, N] in pieces (bm, 1, bn). x: [T, K]. w: [N, K].
+    """
+    m, s, n = shares.index
+    rows, _, columns = shares.shape
+    acc = zeros((rows, columns), f32)
+    first = s.number * count
+    last = minimum(first + count, cdiv(x.shape[1], bk))
+    for k in tiles(x, axis=1, size=bk, start=first, stop=last):
+        acc = mma(x[m, k], w[n, k].T, acc)
+    shares.store(acc.reshape(shares.shape))
+
+
+@tilert.kernel
+def add_shares(y: Mut[Dyn], shares: Ref[Dyn], residual: Const[bool]) -> None:
+    """y = the sum of the shares, added to y where `residual`; in f32, rounded once.
+
+    y: [T, N] in pieces (1, bn). shares: f32[T, S, N].
+    """
+    t, n = y.index
+    total = sum(shares[t, :, n], axis=1)
+    if residual:
+        total = total + y.load().to(f32)
+    y.store(total)
 
 
 @tilert.kernel

@@ -133,3 +133,27 @@ def test_silu_of_extreme_gates(device: Device) -> None:
     y = poisoned((1, 16), tilert.f32, device)
     kernels.gate_up_silu(y.partition(1, 16), x, put(w, device), bk=16).run()
     close(y[0, :4], np.array([0.0, 0.0, 90.0, 200.0]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (20, 48, 1000)])
+@pytest.mark.parametrize("shares", [1, 2, 5])
+def test_linear_in_shares(
+    device: Device, dtype: DType, shape: tuple[int, int, int], shares: int
+) -> None:
+    """Also with more shares than steps: what has no steps contributes zeros."""
+    tokens, outputs, inputs = shape
+    rng = np.random.default_rng(5)
+    x, xs = draw(rng, (tokens, inputs), dtype, device)
+    w, ws = draw(rng, (outputs, inputs), dtype, device)
+    steps = -(-inputs // 32)
+    partial = poisoned((tokens, shares, outputs), tilert.f32, device)
+    partial = kernels.linear_shares(
+        partial.partition(16, 1, 32), x, w, bk=32, count=-(-steps // shares)
+    ).run()
+    y = poisoned((tokens, outputs), dtype, device)
+    kernels.add_shares(y.partition(1, 64), partial, residual=False).run()
+    close(y, xs @ ws.T)
+    y, before = draw(rng, (tokens, outputs), dtype, device)
+    kernels.add_shares(y.partition(1, 64), partial, residual=True).run()
+    close(y, before + xs @ ws.T)

@@ -148,8 +148,9 @@ def test_a_shadowing_package_is_named(tmp_path: Path, name: str, kind: str) -> N
     check = "from server.origin import check_origin; print(check_origin())"
 
     def attempt(*folders: Path) -> "subprocess.CompletedProcess[str]":
+        # -S: an editable install's .pth would lead back to the real packages.
         return subprocess.run(
-            [sys.executable, "-c", check],
+            [sys.executable, "-S", "-c", check],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))},
             capture_output=True,

@@ -1,0 +1,126 @@
+"""What a reply must match: `Grammar`."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import llguidance
+
+from grout.errors import GrammarError
+
+WHITESPACE = r"[ \n\r\t]{0,40}"
+"""Between the tokens of JSON: room for indentation, but no room to go on for ever."""
+
+_SUBSCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains")
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A constraint on the text of a reply, known to be well formed.
+
+    Make one with the class methods; each raises `GrammarError` naming the place. kind: which of
+    them. source: in llguidance's own form.
+    """
+
+    kind: str
+    source: str
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str | bool) -> "Grammar":
+        """JSON that a schema (draft 2020-12, as far as llguidance has it) accepts."""
+        if isinstance(schema, str):
+            try:
+                schema = json.loads(schema)
+            except ValueError as error:
+                raise GrammarError(f"the JSON schema is not JSON: {error}") from None
+        if not isinstance(schema, Mapping | bool):
+            raise GrammarError(
+                f"the JSON schema must be an object, true or false, not {type(schema).__name__}"
+            )
+        try:
+            source = _schema_source(schema)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise GrammarError(f"the JSON schema cannot be written as JSON: {error}") from None
+        problem = _problem(source)
+        if problem:
+            raise GrammarError(f"the JSON schema at {_locate(schema, problem)}: {problem}")
+        return cls("json_schema", source)
+
+    @classmethod
+    def json_object(cls) -> "Grammar":
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"})
+
+    @classmethod
+    def regex(cls, pattern: str) -> "Grammar":
+        """Text that a pattern (syntax of Rust's regex crate, no look-around) matches as a whole."""
+        if not isinstance(pattern, str):
+            raise GrammarError(f"a regular expression is a text, not {type(pattern).__name__}")
+        source = llguidance.LLMatcher.grammar_from_regex(pattern)
+        return cls._checked("regex", source, f"the regular expression {pattern!r}")
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> "Grammar":
+        """One of several texts."""
+        if isinstance(texts, str) or not texts or not all(isinstance(t, str) for t in texts):
+            raise GrammarError("a choice is a list of at least one text")
+        if "" in texts:
+            raise GrammarError(f"choice {list(texts).index('')} is empty")
+        options = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+        source = llguidance.LLMatcher.grammar_from_lark(f"start: {options}")
+        return cls._checked("choice", source, "the choice")
+
+    @classmethod
+    def lark(cls, text: str) -> "Grammar":
+        """Text of a context-free grammar, in llguidance's variety of Lark, from rule `start`."""
+        if not isinstance(text, str) or not text.strip():
+            raise GrammarError("a grammar is a text with a rule named start")
+        return cls._checked("lark", llguidance.LLMatcher.grammar_from_lark(text), "the grammar")
+
+    @classmethod
+    def _checked(cls, kind: str, source: str, what: str) -> "Grammar":
+        problem = _problem(source)
+        if problem:
+            raise GrammarError(f"{what}: {problem}")
+        return cls(kind, source)
+
+
+def _schema_source(schema: object) -> str:
+    text = json.dumps(schema)
+    return llguidance.LLMatcher.grammar_from_json_schema(
+        text, overrides={"whitespace_pattern": WHITESPACE}
+    )
+
+
+def _problem(source: str) -> str:
+    """What is wrong with a grammar, or ""."""
+    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(source)
+    return messages[0].strip() if failed else ""
+
+
+def _locate(schema: object, problem: str, path: str = "$") -> str:
+    """The innermost part of a schema that has the same problem by itself."""
+    for place, part in _parts(schema):
+        if _problem(_schema_source(part)) == problem:
+            return _locate(part, problem, f"{path}.{place}")
+    return path
+
+
+def _parts(schema: object) -> Iterator[tuple[str, Any]]:
+    if not isinstance(schema, Mapping):
+        return
+    for key in _SUBSCHEMAS:
+        if isinstance(schema.get(key), Mapping):
+            yield from ((f"{key}.{name}", part) for name, part in schema[key].items())
+    for key in _SCHEMA_LISTS:
+        if isinstance(schema.get(key), list):
+            yield from ((f"{key}[{at}]", part) for at, part in enumerate(schema[key]))
+    for key in _SCHEMAS:
+        if key in schema:
+            yield key, schema[key]
+
+
+__all__ = ["Grammar"]
