@@ -1,6 +1,8 @@
-"""Keys and values of past tokens, in pages that rows of a batch own."""
+"""Keys and values of past tokens, in pages that rows of a batch own or share."""
 
 from collections.abc import Sequence
+
+import numpy as np
 
 import tilert
 from models.config import ModelConfig
@@ -56,15 +58,30 @@ class KVCache:
         shape = (self.num_pages, self.page_size, *k.shape[1:])
         return k.reshape(shape), v.reshape(shape)
 
-    def set_pages(self, row: int, pages: Sequence[int]) -> None:
+    def set_pages(self, row: int, pages: Sequence[int], shared: int = 0) -> None:
         """Give a row exactly these pages, in the order of its positions.
 
+        The first `shared` are to be read only, and other rows may read them too.
+
         Raises:
-            tilert.OwnershipError: if a page belongs to another row.
+            tilert.OwnershipError: if a page belongs to another row, or is to be written by this
+                one while another reads it.
             IndexError, ValueError: if row or page does not exist, or there are too many.
         """
-        self.table.set_pages(row, pages)
+        self.table.set_pages(row, pages, shared)
 
     def clear(self, row: int) -> None:
         """Take all pages from a row."""
         self.table.clear(row)
+
+    def scrub(self, pages: Sequence[int]) -> None:
+        """Zero pages that may hold NaN, in order behind the work enqueued so far.
+
+        Attention weighs what it must not see with 0, which does not make NaN harmless.
+        """
+        for k, v in self._layers:
+            for half in (k, v):
+                rows = half.reshape(self.num_pages, self.page_size, *half.shape[1:])
+                nothing = np.zeros(rows.shape[1:], half.dtype.numpy)
+                for page in pages:
+                    rows[page].copy_from(nothing)

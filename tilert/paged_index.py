@@ -4,9 +4,16 @@ A paged array has `num_pages * page_size` rows, called slots. A page table gives
 batch; position p of a row lives in slot `page * page_size + p % page_size`, where `page` is entry
 `p // page_size` of the row. Slots of distinct (row, position) pairs are distinct, because
 
-- a page belongs to at most one row, once: `PageTable.set_pages` refuses anything else; so two rows
-  share no slot, and two positions of a row in different pages share none;
+- a page that a row may write belongs to that row only, once: `PageTable.set_pages` refuses anything
+  else; so two rows share no slot, and two positions of a row in different pages share none;
 - two positions of a row in one page differ in their offset.
+
+The first pages of a row may be *shared*: any number of rows have them, all of them to read only. A
+page is shared in every row that has it or in none, which `set_pages` checks, so no page is written
+while another row reads it. A row's writable positions are those from `shared * page_size` on
+(`PageTable.writable_from`), and no index map has a slot for a position before it: both computations
+give -1 there. So shared pages add no slot to any index map, and the argument above, which is about
+slots in index maps, stands as it is.
 
 `PageTable.slots` takes consecutive positions of one row. `DecodeIndex` takes one position of each
 of several rows, which `set_rows` checks to be distinct, and computes the slots on the device.
@@ -40,17 +47,20 @@ def paged_slots(
     rows: Ref[Dyn],
     positions: Ref[Dyn],
     table: Ref[Dyn, Dyn],
+    writable_from: Ref[Dyn],
     page_size: Const[int],
 ) -> None:
-    """Slot of one position in each row, or -1 without a row or a page.
+    """Slot of one position in each row, or -1 without a row or a page, or if it is not writable.
 
     slots, rows, positions: i32[n]. table: i32[max_rows, max_pages_per_row].
+    writable_from: i32[max_rows], the first position of each row that may be written.
     """
     (i,) = slots.index
     position = positions[i.start]
     # A negative row or position, and one past the table, reads as no page.
     page = table.load(rows[i.start], position // page_size, fill=-1)
-    slot = where(page < 0, -1, page * page_size + position % page_size)
+    closed = (page < 0) | (position < writable_from.load(rows[i.start], fill=0))
+    slot = where(closed, -1, page * page_size + position % page_size)
     slots.store(slot.reshape(slots.shape))
 
 
@@ -71,9 +81,13 @@ class PageTable:
         self.num_pages = num_pages
         self.page_size = page_size
         self.device = dev
+        # The one row that may write a page, or -1; and how many rows have it to read only.
         self._owner = np.full(num_pages, -1, np.int64)
+        self._readers = np.zeros(num_pages, np.int64)
         self._pages = np.full((max_rows, max_pages_per_row), -1, np.int32)
+        self._shared = np.zeros(max_rows, np.int64)
         self._table = from_numpy(self._pages, dev)
+        self._writable_from = from_numpy(np.zeros(max_rows, np.int32), dev)
 
     @property
     def table(self) -> Array:
@@ -81,27 +95,55 @@ class PageTable:
         return self._table.as_readonly(_TABLE)
 
     @property
+    def writable_from(self) -> Array:
+        """i32[max_rows], the first position of each row that has a slot; read-only."""
+        return self._writable_from.as_readonly(_TABLE)
+
+    @property
     def num_slots(self) -> int:
         """Rows of the paged array."""
         return self.num_pages * self.page_size
 
-    def set_pages(self, row: int, pages: Sequence[int]) -> None:
+    def set_pages(self, row: int, pages: Sequence[int], shared: int = 0) -> None:
         """Give a row exactly these pages, in the order of its positions.
 
-        Work enqueued earlier still sees the row's previous pages.
+        The first `shared` of them are to be read only: the row has no slots in them, and other rows
+        may have them too, likewise to be read only. Work enqueued earlier still sees the row's
+        previous pages.
 
         Raises:
-            OwnershipError: if a page belongs to another row or is given twice; nothing changes.
+            OwnershipError: if a page is given twice, belongs to another row that may write it, or
+                is to be written by this row while another reads it; nothing changes.
             IndexError: if the row or a page does not exist.
-            ValueError: if there are more pages than a row holds.
+            ValueError: if there are more pages than a row holds, or fewer than `shared`.
         """
         self._check_row(row)
         if len(pages) > self._pages.shape[1]:
             raise ValueError(
                 f"row {row} holds at most {self._pages.shape[1]} pages, got {len(pages)}"
             )
+        if not 0 <= shared <= len(pages):
+            raise ValueError(f"row {row} got {len(pages)} pages, which cannot have {shared} shared")
+        self._check_pages(row, pages, shared)
+        before = self._pages[row, : self._shared[row]]
+        self._readers[before] -= 1
+        self._owner[self._owner == row] = -1
+        self._readers[list(pages[:shared])] += 1
+        self._owner[list(pages[shared:])] = row
+        entries = np.full(self._pages.shape[1], -1, np.int32)
+        entries[: len(pages)] = pages
+        if not np.array_equal(entries, self._pages[row]):
+            self._pages[row] = entries
+            self._table[row].copy_from(entries)
+        if shared != self._shared[row]:
+            self._shared[row] = shared
+            start = np.array([shared * self.page_size], np.int32)
+            self._writable_from[row : row + 1].copy_from(start)
+
+    def _check_pages(self, row: int, pages: Sequence[int], shared: int) -> None:
+        reading = set(self._pages[row, : self._shared[row]].tolist())
         seen: set[int] = set()
-        for page in pages:
+        for at, page in enumerate(pages):
             if not 0 <= page < self.num_pages:
                 raise IndexError(f"there is no page {page}: the table has {self.num_pages}")
             if page in seen:
@@ -111,14 +153,12 @@ class PageTable:
                     f"O7 indexed pieces: page {page} belongs to row {self._owner[page]} and cannot"
                     f" be given to row {row}; clear that row first"
                 )
+            if at >= shared and self._readers[page] > (page in reading):
+                raise OwnershipError(
+                    f"O7 indexed pieces: page {page} is shared and cannot be given to row {row} to"
+                    " write; clear the other rows that read it first"
+                )
             seen.add(page)
-        self._owner[self._owner == row] = -1
-        entries = np.full(self._pages.shape[1], -1, np.int32)
-        entries[: len(pages)] = pages
-        self._owner[list(pages)] = row
-        if not np.array_equal(entries, self._pages[row]):
-            self._pages[row] = entries
-            self._table[row].copy_from(entries)
 
     def clear(self, row: int) -> None:
         """Take all pages from a row.
@@ -138,7 +178,9 @@ class PageTable:
         return UniqueIndex.trusted(self.slot_numbers(row, start, count), self.device)
 
     def slot_numbers(self, row: int, start: int, count: int) -> np.ndarray[Any, Any]:
-        """The slots of positions start..start+count-1 of a row, i32, -1 where it has no page.
+        """The slots of positions start..start+count-1 of a row, i32.
+
+        They are -1 where the row has no page, or only one to read.
 
         They are those of the row's present pages; later changes to the table do not reach them.
 
@@ -153,7 +195,8 @@ class PageTable:
         entries = positions // self.page_size
         inside = entries < self._pages.shape[1]
         page = np.where(inside, self._pages[row][np.where(inside, entries, 0)], -1)
-        slot = np.where(page < 0, -1, page * self.page_size + positions % self.page_size)
+        closed = (page < 0) | (entries < self._shared[row])
+        slot = np.where(closed, -1, page * self.page_size + positions % self.page_size)
         return slot.astype(np.int32)
 
     def decode_index(self, size: int) -> "DecodeIndex":
@@ -239,5 +282,10 @@ class DecodeIndex(IndexMap):
             )
         table = self._page_table
         paged_slots(
-            self._entries.partition(1), self._rows, positions, table.table, table.page_size
+            self._entries.partition(1),
+            self._rows,
+            positions,
+            table.table,
+            table.writable_from,
+            table.page_size,
         ).run()

@@ -53,10 +53,62 @@ def test_an_empty_pool_is_refused(total: int) -> None:
         PagePool(total)
 
 
-def test_the_longest_free_page_is_reused_first() -> None:
+def test_a_published_page_is_found_and_shared() -> None:
     pool = PagePool(4)
-    pages = pool.allocate(4)
-    for page in (2, 0):
-        pool.free((page,))
-    assert pool.allocate(2) == (2, 0)
-    assert pages == (0, 1, 2, 3)
+    first, second = pool.allocate(2)
+    assert pool.publish(first, b"a")
+    assert pool.publish(first, b"a")
+    assert not pool.publish(second, b"a")
+    assert pool.publish(second, b"b")
+    with pytest.raises(PageError, match="published with other contents"):
+        pool.publish(second, b"c")
+    assert pool.find([b"a", b"b", b"c"]) == (first, second)
+    assert pool.find([b"c", b"a"]) == ()
+    assert pool.idle_count((first, second)) == 0
+    pool.share((first,))
+    pool.free((first, second))
+    assert (pool.references(first), pool.references(second)) == (1, 0)
+    assert pool.free_count == 3
+    assert pool.idle_count((first, second)) == 1
+    pool.share((first, second))
+    assert pool.free_count == 2
+    pool.free((first, second))
+    pool.free((first,))
+    assert pool.free_count == pool.total
+    assert pool.cached_count == 2
+
+
+def test_what_cannot_be_shared_or_published_is_refused() -> None:
+    pool = PagePool(2)
+    with pytest.raises(PageError, match="has not been published"):
+        pool.share((0,))
+    with pytest.raises(PageError, match="is free and has no contents"):
+        pool.publish(1, b"a")
+
+
+def test_pages_without_contents_go_first_then_the_longest_unused_tail() -> None:
+    pool = PagePool(5)
+    pages = pool.allocate(5)
+    for page in pages[:4]:
+        pool.publish(page, bytes([page]))
+    pool.free(pages[2:4])
+    pool.free((pages[4],))
+    pool.free(pages[:2])
+    assert pool.allocate(1) == (4,)
+    # Of pages freed together the one with the later contents.
+    assert pool.allocate(2) == (3, 2)
+    assert pool.find([b"\x00", b"\x01", b"\x02"]) == (0, 1)
+    assert pool.cached_count == 2
+    assert pool.allocate(2) == (1, 0)
+    assert pool.cached_count == 0
+
+
+def test_forgotten_pages_are_not_found() -> None:
+    pool = PagePool(2)
+    pages = pool.allocate(2)
+    pool.publish(pages[0], b"a")
+    pool.free(pages)
+    pool.forget_all()
+    assert pool.find([b"a"]) == ()
+    assert pool.cached_count == 0
+    assert len(pool.allocate(2)) == 2

@@ -11,21 +11,23 @@ from models.transformer import Transformer
 from tilert.target_device import TargetDevice
 
 # Prompt lengths and batch sizes on both sides of every switch in models.tiling.
-PROMPTS = (5, 40, 200)
+PROMPTS = (5, 40, 200, 1000)
 BATCHES = (1, 2, 32)
 
 
-def serve(arch: str, preset: str, dtype: tilert.DType = tilert.bf16) -> TargetDevice:
+def serve(
+    arch: str, preset: str, batches: tuple[int, ...] = BATCHES, prompts: tuple[int, ...] = PROMPTS
+) -> TargetDevice:
     """Walk the serving path of a model, compiling what it launches."""
     device = TargetDevice(arch)
-    model = Transformer.random(PRESETS[preset], device, dtype, max_len=512)
+    model = Transformer.random(PRESETS[preset], device, tilert.bf16, max_len=1024)
     cache = model.new_cache(64, max(BATCHES))
-    cache.set_pages(0, [0, 1, 2, 3])
-    for size in BATCHES:
+    cache.set_pages(0, list(range(16)))
+    for size in batches:
         model.decode(cache, model.new_batch(cache, size))
     batch = model.new_batch(cache, 1)
     batch.set([Slot(row=0, token=0, position=0)])
-    for length in PROMPTS:
+    for length in prompts:
         model.prefill(cache, batch, np.zeros(length, np.int32), 0)
     return device
 
@@ -36,7 +38,9 @@ def test_qwen3_4b(arch: str) -> None:
     device = serve(arch, "qwen3-4b")
     compiled = {kernel.name for kernel in device.kernels}
     assert compiled - {"paged_slots"} == set(models.kernels.__all__)
-    spilling = [k.name for k in device.kernels if k.resources.spill_stores]
+    # fill_normal makes dummy weights, once; its sines take a slow path for huge arguments.
+    served = [k for k in device.kernels if k.name != "fill_normal"]
+    spilling = [k.name for k in served if k.resources.spill_stores]
     assert spilling == []
     assert max(k.shared_bytes for k in device.kernels) <= 163 * 1024  # sm_80's limit a block
 
@@ -44,9 +48,14 @@ def test_qwen3_4b(arch: str) -> None:
 @pytest.mark.timeout(600)
 def test_expected_instructions() -> None:
     # head_dim 64, three query heads a KV head, a hidden size that is no power of two.
-    device = serve("sm_90a", "smollm2-135m")
+    device = serve("sm_90a", "smollm2-135m", (1,), (40,))
     texts = {kernel.name: kernel.text.split('extern "C"')[1] for kernel in device.kernels}
     assert "load16_stream" in texts["norm_gate_up_silu"]
-    for name in ("linear", "gate_up_silu", "prefill_attention", "decode_attention_split"):
+    for name in (
+        "linear_shares",
+        "gate_up_silu",
+        "prefill_attention",
+        "decode_attention_split",
+    ):
         assert "mma_step" in texts[name], name
         assert "copy_async16" in texts[name], name

@@ -535,9 +535,11 @@ def seldom(y: Mut, x: Ref, n: Ref):
         for _ in range(k):
             v = v + 1.0
         total = total + 2
-    y.store((v + total.to(f32)).reshape(y.shape))
+    y.store((v + (total * 2).to(f32)).reshape(y.shape))
 
 
 @pytest.mark.parametrize("counts", [[0, 0, 0], [0, 2, 0], [1, 2, 3]])
 def test_costly_branches_that_some_or_no_programs_take(counts: list[int]) -> None:
     both(seldom, [normal(3, 8), normal(3, 8), np.array(counts, np.int32)], {0: (1, 8)})
+    n = np.array(counts * 400, np.int32)
+    both(seldom, [normal(1200, 2), normal(1200, 2), n], {0: (1, 2)})

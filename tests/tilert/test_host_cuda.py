@@ -336,3 +336,7 @@ def test_paged_slots_kernel() -> None:
     positions = tilert.from_numpy(np.array([3, 6, 2, 0], np.int32), dev)
     index.update(positions)
     np.testing.assert_array_equal(index.array.numpy(), [7, 10, -1, -1])
+    table.set_pages(0, [5, 2], shared=1)
+    table.set_pages(2, [5], shared=1)
+    index.update(positions)
+    np.testing.assert_array_equal(index.array.numpy(), [-1, 10, -1, -1])

@@ -73,6 +73,85 @@ def test_decode_rows_are_distinct() -> None:
         index.update(tilert.zeros(4, tilert.f32, cpu))
 
 
+def test_shared_pages_are_read_by_many_and_written_by_none() -> None:
+    pages = table()
+    pages.set_pages(0, [4, 1, 2])
+    with pytest.raises(
+        OwnershipError, match="page 4 belongs to row 0 and cannot be given to row 1"
+    ):
+        pages.set_pages(1, [4, 3], shared=1)
+    pages.set_pages(0, [4, 1, 2], shared=2)
+    pages.set_pages(1, [4, 3], shared=1)
+    pages.set_pages(2, [4, 1, 0], shared=2)
+    np.testing.assert_array_equal(pages.table.numpy(), [[4, 1, 2], [4, 3, -1], [4, 1, 0]])
+    np.testing.assert_array_equal(pages.writable_from.numpy(), [8, 4, 8])
+    with pytest.raises(OwnershipError) as caught:
+        pages.set_pages(1, [4, 3], shared=0)
+    assert str(caught.value) == (
+        "O7 indexed pieces: page 4 is shared and cannot be given to row 1 to write; clear the"
+        " other rows that read it first"
+    )
+    with pytest.raises(OwnershipError, match="page 2 belongs to row 0"):
+        pages.set_pages(1, [2], shared=1)
+    with pytest.raises(OwnershipError, match="page 4 is given twice to row 1"):
+        pages.set_pages(1, [4, 4], shared=1)
+    with pytest.raises(ValueError, match="got 1 pages, which cannot have 2 shared"):
+        pages.set_pages(1, [4], shared=2)
+    # Nothing has changed; and a page becomes writable again once one row is left.
+    np.testing.assert_array_equal(pages.table.numpy()[1], [4, 3, -1])
+    pages.clear(0)
+    pages.clear(2)
+    pages.set_pages(1, [4, 3], shared=0)
+    pages.set_pages(0, [1, 2, 0])
+    np.testing.assert_array_equal(pages.writable_from.numpy(), [0, 0, 0])
+
+
+def test_a_shared_page_has_no_slots() -> None:
+    pages = table()
+    pages.set_pages(0, [5, 2], shared=1)
+    pages.set_pages(1, [5, 3], shared=1)
+    np.testing.assert_array_equal(pages.slot_numbers(0, 2, 4), [-1, -1, 8, 9])
+    index = pages.decode_index(2)
+    index.set_rows([1, 0])
+    for position, want in ((0, [-1, -1]), (3, [-1, -1]), (4, [12, 8]), (7, [15, 11])):
+        index.update(tilert.from_numpy(np.full(2, position, np.int32), cpu))
+        np.testing.assert_array_equal(index.array.numpy(), want)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.lists(st.integers(0, 5), max_size=3), st.integers(0, 3)),
+        max_size=30,
+    ),
+    st.integers(0, 12),
+)
+def test_no_two_rows_ever_have_one_slot(
+    changes: list[tuple[int, list[int], int]], position: int
+) -> None:
+    pages = table()
+    for row, wanted, shared in changes:
+        before = [pages.pages(r) for r in range(3)]
+        try:
+            pages.set_pages(row, wanted, shared)
+        except (OwnershipError, ValueError):
+            assert [pages.pages(r) for r in range(3)] == before
+            continue
+        assert pages.pages(row) == wanted
+        slots = [pages.slot_numbers(r, 0, 12) for r in range(3)]
+        written = np.concatenate([own[own >= 0] for own in slots])
+        assert len(set(written.tolist())) == len(written)
+        first = pages.writable_from.numpy()
+        writable = [set(pages.pages(r)[int(first[r]) // 4 :]) for r in range(3)]
+        for r in range(3):
+            for other in {0, 1, 2} - {r}:
+                assert not writable[r] & set(pages.pages(other))
+    index = pages.decode_index(3)
+    index.set_rows([2, 0, 1])
+    index.update(tilert.from_numpy(np.full(3, position, np.int32), cpu))
+    want = [pages.slot_numbers(row, position, 1)[0] for row in (2, 0, 1)]
+    np.testing.assert_array_equal(index.array.numpy(), want)
+
+
 @given(
     st.permutations(range(6)),
     st.lists(st.integers(0, 2), min_size=2, max_size=2),

@@ -262,6 +262,7 @@ def _guarded(em: "Emitter", region: Block, mask: Form) -> list[Form]:
         for g, _ in pairs:
             # Nobody selects it; its shape counts.
             zero = em.scalar(0, g.dtype).text
-            blank = f"np.broadcast_to({zero}, {g.shape})" if g.shape else zero
-            em.line(f"    {g.text} = {blank}")
+            if g.shape:
+                zero = f"np.broadcast_to(T_{g.dtype.name}.type({zero}), {g.shape})"
+            em.line(f"    {g.text} = {zero}")
     return given
