@@ -15,7 +15,7 @@ LAYERS = ("tilert", "models", "grout", "server")
 WEB = {"fastapi", "starlette", "uvicorn"}
 GPU = {"cuda", "nvidia"}
 GPU_MODULES = {"tilert/driver.py", "tilert/nvrtc.py"}
-TILERT_MAY_USE = {"numpy", "ml_dtypes"} | GPU
+TILERT_MAY_USE = {"numpy", "ml_dtypes", "threadpoolctl"} | GPU
 # Distributions whose import name is not their own name with underscores.
 IMPORT_NAMES = {
     "cuda-python": "cuda",
