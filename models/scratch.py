@@ -37,7 +37,8 @@ class Scratch:
             "attended": empty(size, queries),
             "hidden": empty(size, config.intermediate_size),
         }
-        shares = tiling(device.kind).share_elements
+        widest = max(config.hidden_size, queries + 2 * keys)
+        shares = min(tiling(device.kind).share_elements, 16 * size * widest)
         self.shares = empty(shares, dtype=f32) if shares else None
         # The most splits any batch up to this size takes: smaller batches split more.
         splits = tiling(device.kind).decode_attention(1, config.num_kv_heads).splits

@@ -69,6 +69,9 @@ class Tiling(Protocol):
     def product(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
         """For a projection of `inputs` to `outputs` values."""
 
+    def gate_up(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
+        """For the two products of a gated layer in one kernel; never in shares."""
+
     def fuses_norm(self, tokens: int, dtype: DType) -> bool:
         """Whether RMSNorm is recomputed in each program of a projection or done before it."""
 
@@ -100,6 +103,9 @@ class CpuTiling:
     def product(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
         return ProductTiles(tokens, outputs, inputs)
 
+    def gate_up(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
+        return self.product(tokens, outputs, inputs)
+
     def fuses_norm(self, tokens: int, dtype: DType) -> bool:
         return tokens == 1 and dtype != f16
 
@@ -119,10 +125,11 @@ class CpuTiling:
 
 
 class CudaTiling:
-    """Sizes for about 132 multiprocessors."""
+    """Sizes for about 132 multiprocessors: the quickest of sweeps over Qwen3's shapes on an H200,
+    cast into rules."""
 
     fill = 2048
-    share_elements = 1 << 21
+    share_elements = 1 << 24
     fan = 4
     gemv_tokens = 2
     """Up to this many tokens a projection is a matrix-vector product bound by reading weights."""
@@ -140,24 +147,30 @@ class CudaTiling:
     def product(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
         if tokens <= self.gemv_tokens:
             return self._matvec(tokens, outputs, inputs)
-        if tokens > 64 and self._tiles(tokens, outputs, 128) >= self.multiprocessors:
-            return ProductTiles(128, 128, 64)
-        rows = min(64, max(16, 1 << (tokens - 1).bit_length()))
-        count = -(-tokens // rows) * -(-outputs // 64)
         steps = -(-inputs // 64)
         shares = 1
+        if tokens > 128:
+            # Long sums are worth sharing even where the tiles fill the device.
+            count = -(-tokens // 128) * -(-outputs // 128)
+            while steps // (2 * shares) >= (16 if count * shares < self.multiprocessors else 32):
+                shares *= 2
+            return ProductTiles(128, 128, 64, shares)
+        rows = min(64, max(16, 1 << (tokens - 1).bit_length()))
+        count = -(-tokens // rows) * -(-outputs // 64)
         # Every program needs a few steps to fill its pipeline.
         while count * shares < self.programs and steps // (2 * shares) >= 8:
             shares *= 2
         return ProductTiles(rows, 64, 64, shares)
 
-    @staticmethod
-    def _tiles(tokens: int, outputs: int, size: int) -> int:
-        return -(-tokens // size) * -(-outputs // size)
+    def gate_up(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
+        if tokens <= self.gemv_tokens:
+            return self._matvec(tokens, outputs, inputs)
+        if tokens > 64:
+            return ProductTiles(128, 64, 64)
+        return ProductTiles(max(16, 1 << (tokens - 1).bit_length()), 64, 128)
 
     def _matvec(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
-        """The quickest of a sweep over Qwen3's shapes on an H200, as a rule: small programs, many
-        of them, each thread with a few 16-byte loads of weights in flight."""
+        """Small programs, many of them, each thread with a few 16-byte loads in flight."""
         if tokens > 1:
             return ProductTiles(tokens, 4, 512)
         if inputs % 1024 == 0 or inputs >= 8192:

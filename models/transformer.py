@@ -234,7 +234,7 @@ class Transformer:
 
     def _feed_forward(self, scratch: Scratch, layer: LayerParameters) -> None:
         x, y, w = scratch.x, scratch.hidden, layer.gate_up
-        tiles = self._tiling.product(y.shape[0], y.shape[1], x.shape[1])
+        tiles = self._tiling.gate_up(y.shape[0], y.shape[1], x.shape[1])
         if self._tiling.fuses_norm(x.shape[0], self.dtype):
             out = y.partition(tiles.rows, tiles.columns)
             eps = self.config.rms_norm_eps

@@ -17,8 +17,8 @@ Tile = Any
 
 _F32 = np.dtype(np.float32)
 _ITEM = 4
-# Up to this many rows the product waits for memory; f32 bytes of the right operand measure its cost,
-# which grows with the rows beyond.
+# Up to this many rows the product waits for memory: its cost are the f32 bytes of the right operand.
+# Beyond, it grows with the rows.
 _FREE_ROWS = 8
 # Cost from which on two threads are worth waking one (tens of microseconds).
 _SHARED = 1 << 20
@@ -85,8 +85,8 @@ def _multiply(a: Tile, b: Tile) -> Tile:
 def matmul(a: Tile, b: Tile) -> Tile:
     """The product of two matrices, in f32."""
     a = _blas(a)
-    n = b.shape[1]
-    width = _width(*a.shape, n)
+    (m, k), n = a.shape, b.shape[1]
+    width = _width(m, k, n)
     if width >= n:
         return _multiply(a, b)
 
