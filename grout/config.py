@@ -31,6 +31,10 @@ class EngineConfig:
     prefill_chunk: prompt tokens run between two decode steps; None is `PREFILL_CHUNK` of the
     device. seed: makes dummy weights, and the seeds given to requests without one, the same in
     every run; None draws them afresh. enforce_eager: run steps op by op rather than as graphs.
+    prefix_caching: keep the pages of past prompts and replies for requests that begin alike.
+    kv_cache_memory: bytes of the KV cache, instead of what gpu_memory_utilization leaves for it.
+    max_queue: most requests waiting beyond the `max_num_seqs` that run, or None for any number.
+    request_timeout: seconds from its arrival within which a request must be finished, or None.
     """
 
     model: str | None = None
@@ -44,6 +48,10 @@ class EngineConfig:
     prefill_chunk: int | None = None
     seed: int | None = None
     enforce_eager: bool = False
+    prefix_caching: bool = True
+    kv_cache_memory: int | None = None
+    max_queue: int | None = None
+    request_timeout: float | None = None
 
     def __post_init__(self) -> None:
         kind, _, index = self.device.partition(":")
@@ -79,6 +87,26 @@ class EngineConfig:
         )
         _require(self.model != "", "model", self.model, "a folder, a .gguf file or a Hub id")
         _require(self.seed is None or _is_int(self.seed), "seed", self.seed, "an integer")
+        _require(
+            self.kv_cache_memory is None
+            or (_is_int(self.kv_cache_memory) and self.kv_cache_memory > 0),
+            "kv_cache_memory",
+            self.kv_cache_memory,
+            "a number of bytes above 0",
+        )
+        _require(
+            self.max_queue is None or (_is_int(self.max_queue) and self.max_queue >= 0),
+            "max_queue",
+            self.max_queue,
+            "a number of requests, 0 or more",
+        )
+        _require(
+            self.request_timeout is None
+            or (isinstance(self.request_timeout, int | float) and self.request_timeout > 0),
+            "request_timeout",
+            self.request_timeout,
+            "a number of seconds above 0",
+        )
 
     def resolve(self, device_kind: str) -> "EngineConfig":
         """A copy with every "auto" that depends only on the device ("cpu" or "cuda") settled."""

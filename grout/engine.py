@@ -5,6 +5,7 @@ import logging
 import operator
 import random
 import threading
+import time
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import asdict
 from itertools import count
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grout.config import EngineConfig
+from grout.constraint import Constraint, GrammarTokens
 from grout.detokenizer import Detokenizer
 from grout.errors import (
     ConfigError,
@@ -24,8 +26,11 @@ from grout.errors import (
     InvalidPrompt,
     InvalidSamplingParams,
     PromptTooLong,
+    QueueFull,
 )
+from grout.grammar import Grammar
 from grout.loop import StepLoop
+from grout.metrics import Histograms
 from grout.request import Delta, SamplingParams
 from grout.runner import Runner
 from grout.scheduler import Scheduler
@@ -74,7 +79,8 @@ class Engine:
         self.chat_template = chat_template
         self.default_sampling = dict(default_sampling or {})
         self._hidden = frozenset(tokenizer.special_ids)
-        self._loop = StepLoop(scheduler, runner)
+        self._grammars = GrammarTokens(tokenizer, vocab_size, self.eos_token_ids)
+        self._loop = StepLoop(scheduler, runner, config.request_timeout)
         self._ids = count(1)
         self._random = random.Random(config.seed)
         self._wake = threading.Condition()
@@ -98,8 +104,9 @@ class Engine:
     def add(self, prompt_ids: Iterable[int], params: SamplingParams, sink: Sink) -> Sequence:
         """Queue a request; `sink` gets its deltas, the last one with a finish reason, or an error.
 
-        Raises `InvalidPrompt`, `PromptTooLong` or `InvalidSamplingParams` before any work, and
-        `EngineClosed` or `EngineDead` when no work can be done.
+        Raises `InvalidPrompt`, `PromptTooLong`, `InvalidSamplingParams` or `GrammarError` before
+        any work, `QueueFull` when too much is waiting, and `EngineClosed` or `EngineDead` when no
+        work can be done.
         """
         return self._submit(self.check(prompt_ids, params), params, sink)
 
@@ -114,11 +121,13 @@ class Engine:
     def generate(self, prompt_ids: Iterable[int], params: SamplingParams) -> AsyncGenerator[Delta]:
         """Deltas of a reply; refuses a bad request at once, as `add` does. Starts the engine.
 
+        The request is queued when the iteration begins, which may raise `QueueFull` once more.
         Leaving the iteration (`aclose`, cancellation, an exception) aborts the request.
         """
         prompt = self.check(prompt_ids, params)
         with self._wake:
             self._require_alive()
+            self._require_room()
         self.start()
         return self._generate(prompt, params)
 
@@ -139,6 +148,8 @@ class Engine:
             "".join(delta.text for delta in deltas),
             tuple(token for delta in deltas for token in delta.token_ids),
             deltas[-1].finish_reason,
+            tuple(logprob for delta in deltas for logprob in delta.logprobs),
+            deltas[0].cached_tokens,
         )
 
     def step(self) -> bool:
@@ -172,14 +183,16 @@ class Engine:
                 f"token id {prompt[at]} at position {at} of the prompt is outside the "
                 f"vocabulary of {self.vocab_size} ids"
             )
-        for token in params.stop_token_ids:
-            if token >= self.vocab_size:
-                raise InvalidSamplingParams(
-                    "stop_token_ids",
-                    f"stop_token_ids holds {token}, outside the vocabulary of "
-                    f"{self.vocab_size} ids",
-                )
+        self._check_params(params)
         return prompt.astype(np.int32)
+
+    def constraint(self, grammar: Grammar) -> Constraint:
+        """A grammar over this model's tokens, compiled once and kept for requests that follow.
+
+        May take long for a large grammar: call it beforehand on a thread that may wait. Raises
+        `GrammarError`.
+        """
+        return self._grammars.constraint(grammar)
 
     @property
     def alive(self) -> bool:
@@ -191,16 +204,28 @@ class Engine:
         """What steps run on; for benchmarks and tests, while no request is under way."""
         return self._loop.runner
 
+    @property
+    def histograms(self) -> Histograms:
+        """Times of requests and tokens so far; they go on counting."""
+        return self._loop.histograms
+
     def stats(self) -> dict[str, int]:
-        """Counts as of now: requests, tokens, KV pages, steps."""
-        scheduler = self._loop.scheduler
+        """Counts as of now: requests, tokens, KV pages, steps.
+
+        pages_free: held by no request; pages_cached: findable by later requests, held or not.
+        prefix_queries, prefix_hits: tokens of prompts that were looked up in the cache, and found.
+        """
+        scheduler, counters = self._loop.scheduler, self._loop.counters
         return {
             "running": len(scheduler.running) + (scheduler.prefilling is not None),
             "waiting": len(scheduler.waiting) + len(self._added),
             "max_num_seqs": self.config.max_num_seqs,
             "pages_free": scheduler.pool.free_count,
             "pages_total": scheduler.pool.total,
-            **asdict(self._loop.counters),
+            "pages_cached": scheduler.pool.cached_count,
+            "preemptions": scheduler.preemptions,
+            "prefix_queries": counters.prompt_tokens if self.config.prefix_caching else 0,
+            **asdict(counters),
         }
 
     def close(self) -> None:
@@ -274,6 +299,7 @@ class Engine:
         sequence = self._sequence(prompt, params, sink)
         with self._wake:
             self._require_alive()
+            self._require_room()
             self._added.append(sequence)
             self._wake.notify_all()
         return sequence
@@ -290,13 +316,38 @@ class Engine:
             limit=room if params.max_tokens is None else min(room, params.max_tokens),
             detokenizer=Detokenizer(self.tokenizer.token_bytes, self._hidden, params.stop),
             sink=sink,
+            constraint=None if params.grammar is None else self.constraint(params.grammar),
+            arrived=time.monotonic(),
         )
+
+    def _check_params(self, params: SamplingParams) -> None:
+        for name, tokens in (
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", [token for token, _ in params.logit_bias]),
+        ):
+            for token in tokens:
+                if token >= self.vocab_size:
+                    raise InvalidSamplingParams(
+                        name,
+                        f"{name} holds {token}, outside the vocabulary of {self.vocab_size} ids",
+                    )
+        if params.grammar is not None:
+            self.constraint(params.grammar)
 
     def _require_alive(self) -> None:
         if self._failure is not None:
             raise self._death()
         if self._closed:
             raise self._closing()
+
+    def _require_room(self) -> None:
+        limit = self.config.max_queue
+        if limit is None:
+            return
+        held = len(self._added) + len(self._loop.scheduler.sequences)
+        waiting = held - self.config.max_num_seqs
+        if waiting >= limit:
+            raise QueueFull(waiting, limit)
 
     def _death(self) -> GroutError:
         error = EngineDead(

@@ -36,9 +36,12 @@ class Grammar:
                 schema = json.loads(schema)
             except ValueError as error:
                 raise GrammarError(f"the JSON schema is not JSON: {error}") from None
-        if not isinstance(schema, Mapping | bool):
+        if schema is True:
+            schema = {}
+        if not isinstance(schema, Mapping):
             raise GrammarError(
-                f"the JSON schema must be an object, true or false, not {type(schema).__name__}"
+                "the JSON schema must be an object, or true, not "
+                + ("false" if schema is False else type(schema).__name__)
             )
         try:
             source = _schema_source(schema)
@@ -104,7 +107,7 @@ def _problem(source: str) -> str:
 def _locate(schema: object, problem: str, path: str = "$") -> str:
     """The innermost part of a schema that has the same problem by itself."""
     for place, part in _parts(schema):
-        if _problem(_schema_source(part)) == problem:
+        if isinstance(part, Mapping) and _problem(_schema_source(part)) == problem:
             return _locate(part, problem, f"{path}.{place}")
     return path
 

@@ -94,6 +94,7 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Eng
             page_size=transformer.page_size,
             max_num_seqs=config.max_num_seqs,
             prefill_chunk=chunk,
+            prefix_caching=config.prefix_caching,
         ),
         model.tokenizer,
         model_id=model.id,

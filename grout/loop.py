@@ -1,37 +1,32 @@
 """The main loop: schedule, run, postprocess."""
 
 import logging
+import math
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from grout.errors import GroutError, RequestAborted, StepFailed
-from grout.request import Delta
-from grout.runner import Readback, Runner
-from grout.scheduler import Scheduler, Step
+from grout.errors import BadLogits, GroutError, RequestAborted, RequestTimeout, StepFailed
+from grout.metrics import Counters, Histograms
+from grout.readback import Readback
+from grout.request import Delta, TokenLogprob
+from grout.runner import Runner
+from grout.scheduler import Chunk, Scheduler, Step
 from grout.sequence import Sequence
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Counters:
-    """What has happened since the start."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    requests_finished: int = 0
-    requests_aborted: int = 0
-    requests_failed: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A step that was enqueued and whose ids have not been read."""
+    """A step that was enqueued and whose ids have not been read.
+
+    reads: with each, the chunk it is of, or None for the decode.
+    """
 
     step: Step
-    reads: list[Readback] = field(default_factory=list)
+    reads: list[tuple[Chunk | None, Readback]] = field(default_factory=list)
 
 
 class StepLoop:
@@ -41,12 +36,25 @@ class StepLoop:
     step n + 1 is enqueued before the ids of step n are read, so the host's work hides behind the
     device's. A sequence that turns out to have ended in step n leaves a surplus token in step
     n + 1, which is dropped.
+
+    timeout: seconds from arrival within which a request must be finished, or None.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        timeout: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.counters = Counters()
+        self.histograms = Histograms()
+        self.clock = clock
+        self._timeout = timeout
+        # No sequence arrived before this; earlier than that of the oldest once it has ended.
+        self._oldest = math.inf
         self._pending: _Pending | None = None
         self._events: list[tuple[Sequence, Delta | GroutError]] = []
         self._failed = False
@@ -61,9 +69,10 @@ class StepLoop:
         A failure ends the sequences it hit, with `StepFailed`. Raises only when the runner cannot
         recover from it.
         """
+        self._expire()
         if self._pending is not None and not self.scheduler.follows(self._pending.step):
             self._collect()
-        step = None if self._failed else self.scheduler.schedule()
+        step = None if self._failed else self._schedule()
         launched = None if step is None else self._launch(step)
         self._collect()
         self._pending = launched
@@ -73,8 +82,8 @@ class StepLoop:
             self._recover()
 
     def add(self, sequence: Sequence) -> None:
-        self.counters.prompt_tokens += len(sequence.prompt)
         self.scheduler.add(sequence)
+        self._oldest = min(self._oldest, sequence.arrived)
 
     def abort(self, sequence: Sequence) -> None:
         """End a sequence now; does nothing if it is done."""
@@ -96,51 +105,98 @@ class StepLoop:
         events, self._events = self._events, []
         return events
 
+    def _schedule(self) -> Step | None:
+        step = self.scheduler.schedule()
+        self._release_rows()
+        for chunk in step.prefills if step is not None else ():
+            sequence = chunk.sequence
+            if sequence.admitted is None:
+                sequence.admitted = self.clock()
+                sequence.cached = chunk.start
+                self.counters.prompt_tokens += len(sequence.prompt)
+                self.counters.prefix_hits += sequence.cached
+                self.histograms.queue_time.observe(sequence.admitted - sequence.arrived)
+        return step
+
     def _launch(self, step: Step) -> _Pending:
         self.counters.steps += 1
         pending = _Pending(step)
         if step.decode:
             try:
-                pending.reads.append(self.runner.decode(step.decode))
+                pending.reads.append((None, self.runner.decode(step.decode)))
             except Exception as failure:
                 self._fail(step.decode, failure)
-        if step.prefill is not None:
+        for chunk in step.prefills:
             try:
-                pending.reads.append(self.runner.prefill(step.prefill))
+                pending.reads.append((chunk, self.runner.prefill(chunk)))
             except Exception as failure:
-                self._fail([step.prefill.sequence], failure)
+                self._fail([chunk.sequence], failure)
         return pending
 
     def _collect(self) -> None:
         """Wait for the pending step and take in its tokens."""
         pending, self._pending = self._pending, None
-        for read in pending.reads if pending is not None else ():
+        for chunk, read in pending.reads if pending is not None else ():
             try:
-                ids = read.wait()
+                tokens = read.wait()
             except Exception as failure:
                 self._fail(read.affects, failure)
                 continue
-            for sequence, token in zip(read.sequences, ids, strict=True):
+            now = self.clock()
+            if chunk is not None and not chunk.last and not chunk.sequence.done:
+                self.scheduler.completed(chunk.sequence, chunk.stop)
+            for place, (sequence, token) in enumerate(zip(read.sequences, tokens.ids, strict=True)):
                 sequence.in_flight -= 1
-                if not sequence.done:
-                    self._accept(sequence, token)
+                if sequence.done:
+                    continue
+                if place in tokens.bad:
+                    self._spoilt(sequence)
+                else:
+                    self._accept(sequence, token, tokens.logprobs.get(place), now)
 
-    def _accept(self, sequence: Sequence, token: int) -> None:
+    def _accept(
+        self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float
+    ) -> None:
         try:
-            delta = sequence.accept(token)
+            delta = sequence.accept(token, logprob)
         except Exception as failure:
             self._end(sequence, failure)
             return
+        # The keys and values of all tokens but this one are in place.
+        self.scheduler.completed(sequence, sequence.length - 1)
         self.counters.generated_tokens += 1
+        if sequence.token_at is None:
+            self.histograms.time_to_first_token.observe(now - sequence.arrived)
+        else:
+            self.histograms.inter_token_latency.observe(now - sequence.token_at)
+        sequence.token_at = now
         self._emit(sequence, delta)
         if sequence.finish_reason is not None:
             self.counters.requests_finished += 1
+            self.histograms.request_time.observe(now - sequence.arrived)
             self._retire(sequence)
+
+    def _spoilt(self, sequence: Sequence) -> None:
+        """Its logits hold NaN, and so may the pages that it alone has written."""
+        logger.error("request %d: the model's logits hold NaN", sequence.id)
+        self.counters.requests_failed += 1
+        self._emit(
+            sequence,
+            BadLogits(
+                f"the model's logits hold NaN at position {sequence.length} of this request, so "
+                "no token can be chosen"
+            ),
+        )
+        pages = sequence.pages[sequence.frozen :]
+        self._retire(sequence)
+        self.runner.scrub(pages)
 
     def _fail(self, sequences: Iterable[Sequence], failure: Exception) -> None:
         logger.error("a step failed", exc_info=failure)
         self._failed = True
         _clear_frames(failure)
+        # What the failed step should have written may be missing.
+        self.scheduler.pool.forget_all()
         for sequence in sequences:
             if not sequence.done:
                 self._end(sequence, failure)
@@ -154,6 +210,17 @@ class StepLoop:
         self._emit(sequence, error)
         self._retire(sequence)
 
+    def _expire(self) -> None:
+        """End the requests whose time is up."""
+        if self._timeout is None or self._oldest > (late := self.clock() - self._timeout):
+            return
+        for sequence in self.scheduler.sequences:
+            if sequence.arrived <= late:
+                self.counters.requests_timed_out += 1
+                self._emit(sequence, RequestTimeout(self._timeout))
+                self._retire(sequence)
+        self._oldest = min((s.arrived for s in self.scheduler.sequences), default=math.inf)
+
     def _recover(self) -> None:
         """Settle what is still in flight, then give the runner a fresh start."""
         self._collect()
@@ -161,9 +228,11 @@ class StepLoop:
         self._failed = False
 
     def _retire(self, sequence: Sequence) -> None:
-        row = sequence.row
         self.scheduler.retire(sequence)
-        if row >= 0:
+        self._release_rows()
+
+    def _release_rows(self) -> None:
+        for row in self.scheduler.take_left_rows():
             self.runner.release(row)
 
     def _emit(self, sequence: Sequence, event: Delta | GroutError) -> None:
@@ -181,4 +250,4 @@ def _clear_frames(failure: BaseException | None) -> None:
         failure = failure.__cause__ or failure.__context__
 
 
-__all__ = ["Counters", "StepLoop"]
+__all__ = ["StepLoop"]

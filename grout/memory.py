@@ -6,6 +6,7 @@ from grout.config import CPU_MAX_MODEL_LEN, EngineConfig
 from grout.errors import ConfigError, OutOfMemory
 from grout.runner import bucket
 from models.config import ModelConfig
+from models.slot import MAX_BIASES
 from models.tiling import tiling
 from models.weights import parameter_count
 
@@ -60,8 +61,10 @@ def step_bytes(config: EngineConfig, model: ModelConfig, kind: str, itemsize: in
     """An upper estimate of a step's activations and logits, in bytes.
 
     Counts the residual stream and its norm (2 hidden), queries, keys, values and their outputs,
-    the feed-forward's array, the partial results of split decode attention, and float32 logits.
-    Memory comes in powers of two of tokens and slots.
+    the feed-forward's array, the partial results of split decode attention, float32 logits, and
+    what the first request with penalties, a bias or a mask makes the sampler take: edited logits,
+    mask and biases of each slot, and a count of each token for each sequence. Memory comes in
+    powers of two of tokens and slots.
     """
     heads = (3 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     row = 2 * model.hidden_size + heads + model.intermediate_size
@@ -69,19 +72,62 @@ def step_bytes(config: EngineConfig, model: ModelConfig, kind: str, itemsize: in
     partial = splits * model.num_heads * (model.head_dim + 2) * 4
     slots = bucket(config.max_num_seqs) + 1
     chunk = bucket(config.chunk(kind))
-    return (chunk + slots) * row * itemsize + slots * (partial + model.vocab_size * 4)
+    logits = model.vocab_size * 4
+    edits = logits + model.vocab_size // 8 + MAX_BIASES * 8
+    return (
+        (chunk + slots) * row * itemsize
+        + slots * (partial + logits + edits)
+        + config.max_num_seqs * logits
+    )
 
 
-def cache_budget(config: EngineConfig, kind: str, free: int, total: int, step: int) -> int:
-    """Bytes the KV cache may take once the weights are in memory.
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bytes the KV cache may take. account: where the rest went. remedy: how to have more."""
 
-    On a GPU: what is left of `gpu_memory_utilization` of the whole memory; on the cpu a share of
-    what is free. `step` bytes are set aside for activations. May be negative.
+    bytes: int
+    account: str
+    remedy: str
+
+
+def cache_budget(config: EngineConfig, kind: str, free: int, total: int, step: int) -> Budget:
+    """What the KV cache may take once the weights are in memory.
+
+    `kv_cache_memory` if that is set. Otherwise, on a GPU, what is left of `gpu_memory_utilization`
+    of the whole memory, and on the cpu a share of what is free. `step` bytes are set aside for
+    activations. The result's bytes may be negative. Raises `OutOfMemory` if `kv_cache_memory` is
+    not there to be had.
     """
+    reserve = 0 if kind == "cpu" else GPU_RESERVE
+    aside = f"{gib(step)} are set aside for activations"
+    if reserve:
+        aside += f" and {gib(reserve)} for the driver"
+    wanted = config.kv_cache_memory
+    if wanted is not None:
+        left = free - step - reserve
+        if wanted > left:
+            raise OutOfMemory(
+                f"kv_cache_memory is {gib(wanted)}, but of {gib(free)} free {aside}; "
+                f"lower it to {max(0, left)} bytes or less, or free some memory",
+                needed=wanted,
+                available=max(0, left),
+            )
+        return Budget(wanted, "as kv_cache_memory says", "raise kv_cache_memory")
     if kind == "cpu":
-        return int(free * CPU_SHARE) - step
+        return Budget(
+            int(free * CPU_SHARE) - step,
+            f"{gib(int(free * CPU_SHARE))} are half of the free memory, of which {aside}",
+            "free some memory, or set kv_cache_memory",
+        )
     used = total - free
-    return int(total * config.gpu_memory_utilization) - used - step - GPU_RESERVE
+    utilization = config.gpu_memory_utilization
+    share = int(total * utilization)
+    return Budget(
+        share - used - step - reserve,
+        f"gpu_memory_utilization {utilization:g} of {gib(total)} is {gib(share)}, of which "
+        f"{gib(used)} are in use, {aside}",
+        "raise gpu_memory_utilization",
+    )
 
 
 def plan_cache(
@@ -89,38 +135,37 @@ def plan_cache(
     limit: int,
     *,
     kind: str,
-    budget: int,
+    budget: Budget,
     page_bytes: int,
     page_size: int,
 ) -> CachePlan:
-    """How many pages to make within `budget` bytes, and the context they serve.
+    """How many pages to make within a budget, and the context they serve.
 
-    As many pages as `max_num_seqs` requests of the whole context could use, if they fit. `limit`
-    is `context_limit`'s; without an explicit max_model_len it shrinks to what fits. Raises
-    `OutOfMemory` naming what would fit.
+    As many pages as `max_num_seqs` requests of the whole context could use, if they fit, and all
+    that `kv_cache_memory` holds, if that is set. `limit` is `context_limit`'s; without an explicit
+    max_model_len it shrinks to what fits. Raises `OutOfMemory` naming what would fit.
     """
-    affordable = max(0, budget) // page_bytes
+    available = max(0, budget.bytes)
+    affordable = available // page_bytes
     needed = -(-limit // page_size)
-    if kind == "cpu":
+    asked = config.max_model_len is not None
+    if kind == "cpu" and config.kv_cache_memory is None:
         capped = CPU_CACHE_BYTES // page_bytes
-        if config.max_model_len is not None:
-            capped = max(capped, needed)
-        affordable = min(affordable, capped)
-    if affordable < 1 or (config.max_model_len is not None and needed > affordable):
+        affordable = min(affordable, max(capped, needed) if asked else capped)
+    if affordable < 1 or (asked and needed > affordable):
         fits = affordable * page_size
-        bytes_needed = (needed if config.max_model_len is not None else 1) * page_bytes
-        advice = (
-            f"lower max_model_len to {fits} or less" if fits >= 2 else "use a smaller model"
-        ) + (", or free some memory" if kind == "cpu" else ", or raise gpu_memory_utilization")
+        bytes_needed = (needed if asked else 1) * page_bytes
+        advice = f"lower max_model_len to {fits} or less" if fits >= 2 else "use a smaller model"
         raise OutOfMemory(
-            f"a context of {limit if config.max_model_len is not None else page_size} tokens "
-            f"needs {gib(bytes_needed)} of KV cache, but {gib(max(0, budget))} are left; {advice}",
+            f"a context of {limit if asked else page_size} tokens needs {gib(bytes_needed)} of KV "
+            f"cache, but {gib(available)} are left ({budget.account}); {advice}, or "
+            f"{budget.remedy}",
             needed=bytes_needed,
-            available=max(0, budget),
+            available=available,
         )
     length = min(limit, affordable * page_size)
     wanted = config.max_num_seqs * -(-length // page_size)
-    return CachePlan(min(affordable, wanted), length)
+    return CachePlan(affordable if config.kv_cache_memory else min(affordable, wanted), length)
 
 
 def gib(count: int) -> str:
@@ -129,6 +174,7 @@ def gib(count: int) -> str:
 
 
 __all__ = [
+    "Budget",
     "CachePlan",
     "cache_budget",
     "check_weights",

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from grout.errors import InvalidSamplingParams, PromptTooLong
 from grout.grammar import Grammar
+from models.slot import MAX_BIASES
 
 FinishReason = Literal["stop", "length"]
 
@@ -14,9 +15,6 @@ SEED_LIMIT = 2**63
 
 MAX_LOGPROBS = 20
 """Most alternatives reported for a token, as in OpenAI's API."""
-
-MAX_LOGIT_BIAS = 300
-"""Most entries of `logit_bias`, as in OpenAI's API; it is the width of a device array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +146,10 @@ class SamplingParams:
             self.repetition_penalty,
             "a finite number > 0 (1: off)",
         )
-        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+        if len(self.logit_bias) > MAX_BIASES:
             raise InvalidSamplingParams(
                 "logit_bias",
-                f"logit_bias holds {len(self.logit_bias)} entries, more than {MAX_LOGIT_BIAS}",
+                f"logit_bias holds {len(self.logit_bias)} entries, more than {MAX_BIASES}",
             )
         seen: set[int] = set()
         for token, bias in self.logit_bias:
@@ -191,6 +189,15 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the choice of a token depends on which ones came before."""
+        return (
+            self.presence_penalty != 0
+            or self.frequency_penalty != 0
+            or self.repetition_penalty != 1
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +244,6 @@ def _require(ok: bool, param: str, value: object, wanted: str) -> None:
 
 
 __all__ = [
-    "MAX_LOGIT_BIAS",
     "MAX_LOGPROBS",
     "Delta",
     "FinishReason",

@@ -1,63 +1,19 @@
-"""Runs steps on the device: batches, step graphs, and ids on their way back to the host."""
+"""Runs steps on the device: batches, step graphs, and which pages rows have."""
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 import tilert
-from grout.scheduler import Chunk
+from grout.readback import Lane, Readback
+from grout.scheduler import PREFILLS_PER_STEP, Chunk
 from grout.sequence import Sequence
 from models.batch import Batch, Slot
 from models.kv_cache import KVCache
 from models.transformer import Transformer
 
-PADDING = Slot(row=-1, token=0, position=0, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
-
-
-@dataclass(frozen=True, slots=True)
-class Readback:
-    """Ids a step produces, one for each of `sequences`, not on the host before `wait`.
-
-    affects: the sequences the step worked on, also where it gave them no token.
-    """
-
-    sequences: tuple[Sequence, ...]
-    affects: tuple[Sequence, ...]
-    _event: tilert.Event
-    _host: tilert.Pinned
-
-    def wait(self) -> list[int]:
-        """The ids. Raises what made the step fail on the device."""
-        self._event.wait()
-        ids: list[int] = self._host.numpy[: len(self.sequences)].tolist()
-        return ids
-
-
-class Lane:
-    """A batch of one size, its step graph, and the host memory its ids are copied to.
-
-    Two host buffers take turns, because a step may be enqueued while the ids of the one before
-    are still being read; hence at most two readbacks of a lane may be outstanding.
-    """
-
-    def __init__(self, batch: Batch, device: tilert.Device) -> None:
-        self.batch = batch
-        self.graph: tilert.Graph | None = None
-        self._device = device
-        self._hosts = [tilert.pinned((batch.size,), tilert.i32, device) for _ in range(2)]
-
-    def read(self, sequences: tuple[Sequence, ...], affects: tuple[Sequence, ...] = ()) -> Readback:
-        """Enqueue the copy of the newest ids to the host."""
-        host = self._hosts[0]
-        self._hosts.reverse()
-        host.copy_from(self.batch.ids)
-        return Readback(sequences, affects or sequences, self._device.record_event(), host)
-
-    def close(self) -> None:
-        if self.graph is not None:
-            self.graph.close()
-            self.graph = None
+PADDING = Slot(row=-1, token=0, position=0)
 
 
 class Runner:
@@ -75,8 +31,12 @@ class Runner:
         self._device = transformer.device
         self._max_num_seqs = max_num_seqs
         self._eager = eager
-        self._loaded: tuple[Sequence, ...] = ()
+        # By row: who has it, and how many pages, of them frozen, its table was last given.
+        self._members: dict[int, Sequence] = {}
+        self._mapped: dict[int, tuple[int, int]] = {}
         self._lanes: dict[int, Lane] = {}
+        # Whom the decode batch was last set for, and which of them it holds back from ending.
+        self._loaded: tuple[tuple[Sequence, ...], tuple[Sequence, ...]] = ((), ())
         self._make_batches()
 
     @property
@@ -87,33 +47,46 @@ class Runner:
     def decode(self, sequences: tuple[Sequence, ...]) -> Readback:
         """Enqueue one token for each sequence.
 
-        If they are not the ones of the decode before, all their ids must have been read.
+        If they are not the ones of the decode before, all their ids must have been read; so must
+        those of a sequence that does not follow itself.
         """
+        for sequence in sequences:
+            self._map(sequence)
         lane = self._lane(bucket(len(sequences)))
-        if self._loaded != sequences:
+        held_back = tuple(sequence for sequence in sequences if sequence.holds_back)
+        if self._loaded != (sequences, held_back):
             slots = [_slot(sequence, sequence.position) for sequence in sequences]
             lane.batch.set(slots + [PADDING] * (lane.batch.size - len(slots)))
-            self._loaded = sequences
+            self._allow(lane.batch, sequences)
+            self._loaded = (sequences, held_back)
+        else:
+            self._allow(lane.batch, sequences, held_back)
         self._replay(lane)
         return lane.read(sequences)
 
     def prefill(self, chunk: Chunk) -> Readback:
         """Enqueue a chunk of a prompt. Its readback names the sequence only for the last chunk."""
-        sequence = chunk.sequence
-        if chunk.first:
-            self.cache.set_pages(sequence.row, sequence.pages)
-        self._prefill_lane.batch.set([_slot(sequence, chunk.start)])
-        self.transformer.prefill(
-            self.cache,
-            self._prefill_lane.batch,
-            sequence.prompt[chunk.start : chunk.stop],
-            chunk.start,
-        )
-        return self._prefill_lane.read((sequence,) if chunk.last else (), (sequence,))
+        sequence, lane = chunk.sequence, self._prefill_lane
+        if self._members.get(sequence.row) is not sequence:
+            self._enter(sequence)
+        if chunk.last:
+            lane.batch.set([_slot(sequence, chunk.start)])
+            self._allow(lane.batch, (sequence,))
+        else:
+            lane.batch.set([replace(PADDING, row=sequence.row)])
+        tokens = sequence.tokens(chunk.start, chunk.stop)
+        self.transformer.prefill(self.cache, lane.batch, tokens, chunk.start)
+        return lane.read((sequence,) if chunk.last else (), (sequence,))
 
     def release(self, row: int) -> None:
         """Detach a row's pages, in order behind every step enqueued so far."""
+        self._members.pop(row, None)
+        self._mapped.pop(row, None)
         self.cache.clear(row)
+
+    def scrub(self, pages: Ordered[int]) -> None:
+        """Make pages that may hold NaN harmless for those who get them next."""
+        self.cache.scrub(pages)
 
     def warm_up(self, prompt_lengths: Ordered[int]) -> None:
         """Compile and record what the first requests need: prefill and the batch of one.
@@ -129,7 +102,7 @@ class Runner:
             self.cache.clear(0)
         lane = self._lane(1)
         lane.batch.set([PADDING])
-        self._loaded = ()
+        self._loaded = ((), ())
         self._replay(lane)
         lane.read(()).wait()
 
@@ -149,9 +122,41 @@ class Runner:
         self._lanes.clear()
 
     def _make_batches(self) -> None:
-        self._loaded = ()
+        self._loaded = ((), ())
         self._largest = self.transformer.new_batch(self.cache, bucket(self._max_num_seqs))
-        self._prefill_lane = Lane(self.transformer.new_batch(self.cache, 1), self._device)
+        batch = self.transformer.new_batch(self.cache, 1)
+        self._prefill_lane = Lane(batch, self._device, 2 * PREFILLS_PER_STEP)
+
+    def _enter(self, sequence: Sequence) -> None:
+        """A sequence takes its row. Whoever wrote the pages it shares must stop being able to."""
+        if sequence.frozen:
+            for member in self._members.values():
+                self._map(member, freeze=True)
+        self._members[sequence.row] = sequence
+        self._map(sequence)
+        if sequence.params.penalises:
+            self.cache.history.set(sequence.row, sequence.prompt.tolist(), sequence.produced)
+
+    def _map(self, sequence: Sequence, freeze: bool = False) -> None:
+        """Bring the row's table up to date: with new pages, or, to `freeze`, with frozen ones.
+
+        A page that nobody else reads may stay writable until the next change.
+        """
+        pages, frozen = self._mapped.get(sequence.row, (-1, 0))
+        if len(sequence.pages) != pages or (freeze and sequence.frozen != frozen):
+            self.cache.set_pages(sequence.row, sequence.pages, sequence.frozen)
+            self._mapped[sequence.row] = len(sequence.pages), sequence.frozen
+
+    def _allow(
+        self, batch: Batch, sequences: Ordered[Sequence], known: Ordered[Sequence] = ()
+    ) -> None:
+        """Upload the tokens that each masked slot may choose, but for those already `known`.
+
+        What a grammar allows is new with every token.
+        """
+        for place, sequence in enumerate(sequences):
+            if sequence.constraint is not None or (sequence.holds_back and sequence not in known):
+                batch.allow(place, sequence.allowed(self.transformer.config.vocab_size))
 
     def _lane(self, size: int) -> Lane:
         if size not in self._lanes:
@@ -159,14 +164,16 @@ class Runner:
         return self._lanes[size]
 
     def _replay(self, lane: Lane) -> None:
+        # A step with draws serves greedy slots too.
+        features = replace(lane.batch.features, draws=True)
         if self._eager:
-            self.transformer.decode(self.cache, lane.batch)
+            self.transformer.decode(self.cache, lane.batch, features)
             return
-        if lane.graph is None:
-            lane.graph = tilert.capture(
-                self._device, lambda: self.transformer.decode(self.cache, lane.batch)
+        if features not in lane.graphs:
+            lane.graphs[features] = tilert.capture(
+                self._device, lambda: self.transformer.decode(self.cache, lane.batch, features)
             )
-        lane.graph.replay()
+        lane.graphs[features].replay()
 
 
 def bucket(count: int) -> int:
@@ -185,6 +192,12 @@ def _slot(sequence: Sequence, position: int) -> Slot:
         top_p=params.top_p,
         min_p=params.min_p,
         seed=sequence.seed,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=params.logit_bias,
+        masked=sequence.masked,
+        logprobs=params.logprobs is not None,
     )
 
 

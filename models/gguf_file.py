@@ -18,6 +18,8 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from models.errors import LoadError
+from models.fields import integer, naming
+from models.files import is_file, reason
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -79,16 +81,18 @@ class GGUFFile:
         self.path = path
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GGUFTensor] = {}
+        if not is_file(path):
+            raise LoadError(f"{path}: there is no such file")
         try:
             self._data: NDArray[np.uint8] = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
         except (OSError, ValueError) as error:
-            raise LoadError(f"{path}: cannot be read: {error}") from None
+            raise LoadError(f"{path}: cannot be read: {reason(error)}") from None
         self._bytes = memoryview(self._data)  # type: ignore[arg-type]
         self._at = 0
         try:
             self._read()
-        except (struct.error, UnicodeDecodeError, ValueError, OverflowError, KeyError) as error:
-            raise LoadError(f"{path}: truncated or damaged GGUF file ({error})") from None
+        except (struct.error, ValueError, OverflowError, KeyError, RecursionError) as error:
+            raise LoadError(f"{path}: truncated or damaged GGUF file ({reason(error)})") from None
 
     def _read(self) -> None:
         if self._take(4) != _MAGIC:
@@ -102,7 +106,8 @@ class GGUFFile:
             key = self._string()
             self.metadata[key] = self._value(GGUFValueType(self._scalar("<I")))
         described = [self._describe() for _ in range(tensors)]
-        alignment = int(self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
+        with naming(self.path):
+            alignment = integer(self.metadata, "general.alignment", _DEFAULT_ALIGNMENT)
         start = -(-self._at // alignment) * alignment
         for name, shape, kind, offset in described:
             if name in self.tensors:

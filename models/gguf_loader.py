@@ -1,5 +1,6 @@
 """Checkpoints in one GGUF file: weights, metadata, tokenizer and chat template together."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from gguf.quants import QuantError, dequantize
 from numpy.typing import NDArray
 
 from models.chat_template import ChatTemplate
-from models.config import Architecture, ModelConfig, RopeConfig
+from models.config import MAX_LAYERS, Architecture, ModelConfig, RopeConfig
 from models.errors import ConfigError, LoadError
+from models.fields import integer, integers, naming, number, text, texts, token_ids
+from models.files import reason, shown
 from models.gguf_file import GGUFFile, GGUFTensor
 from models.gguf_tokenizer import control_token, gguf_tokenizer
 from models.tokenizer import Tokenizer
-from models.weights import check_tensors
+from models.weights import check_layer_count, check_tensors, check_vocabulary
 
 ROPE_DIVISORS = "rope_freqs.weight"
 
@@ -33,6 +36,8 @@ _LAYER_NAMES = {
     "up": "ffn_up",
     "down": "ffn_down",
 }
+# What GGUF may hold as a list with one value a layer.
+_PER_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
 # The names by which llama.cpp (llama-vocab.cpp, special_eog_ids) recognises end-of-generation
 # tokens: GGUF metadata has room for one EOS id only, and models of these families have two.
 _END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
@@ -49,10 +54,7 @@ class GGUFCheckpoint:
     def __init__(self, path: Path, model_id: str | None = None) -> None:
         self.id = model_id or path.stem
         self._file = GGUFFile(path)
-        try:
-            self.config = config_from_gguf(self._file)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
+        self.config = config_from_gguf(self._file)
         self._names = _check(self._file, self.config)
 
     @property
@@ -64,20 +66,24 @@ class GGUFCheckpoint:
             yield name, self._file.tensors[stored].numpy(self._row_order(name))
 
     def tokenizer(self) -> Tokenizer:
-        return gguf_tokenizer(self._file.metadata, str(self._file.path))
+        where = str(self._file.path)
+        tokenizer = gguf_tokenizer(self._file.metadata, where)
+        check_vocabulary(self.config, tokenizer, where, "token_embd.weight")
+        return tokenizer
 
     def chat_template(self) -> ChatTemplate | None:
         metadata, where = self._file.metadata, str(self._file.path)
         templates = {}
-        if "tokenizer.chat_template" in metadata:
-            templates["default"] = metadata["tokenizer.chat_template"]
-        for name in metadata.get("tokenizer.chat_templates", []):
-            templates[name] = metadata[f"tokenizer.chat_template.{name}"]
-        special = {
-            f"{name}_token": text
-            for name in ("bos", "eos")
-            if (text := control_token(metadata, name)) is not None
-        }
+        with naming(where):
+            if "tokenizer.chat_template" in metadata:
+                templates["default"] = text(metadata, "tokenizer.chat_template")
+            for name in texts(metadata, "tokenizer.chat_templates"):
+                templates[name] = text(metadata, f"tokenizer.chat_template.{name}")
+            special = {
+                f"{name}_token": token
+                for name in ("bos", "eos")
+                if (token := control_token(metadata, name)) is not None
+            }
         return ChatTemplate(templates, special, where) if templates else None
 
     def _row_order(self, name: str) -> NDArray[np.intp] | None:
@@ -99,93 +105,111 @@ def rotate_half_order(heads: int, head_dim: int) -> NDArray[np.intp]:
 
 
 def config_from_gguf(file: GGUFFile) -> ModelConfig:
-    """Reads a ModelConfig from metadata; raises ConfigError naming the key."""
+    """Reads a ModelConfig from metadata; raises ConfigError naming the file and the key."""
+    with naming(file.path):
+        return _model(file)
+
+
+def _model(file: GGUFFile) -> ModelConfig:
     metadata = file.metadata
-    stored = metadata.get("general.architecture")
-    architecture = _ARCHITECTURES.get(str(stored))
+    stored = text(metadata, "general.architecture")
+    architecture = _ARCHITECTURES.get(stored)
     if architecture is None:
         raise ConfigError(
-            f"architecture {stored!r} is not supported; supported are {', '.join(_ARCHITECTURES)}"
+            f"architecture {shown(stored)} is not supported; "
+            f"supported are {', '.join(_ARCHITECTURES)}"
         )
 
-    def read(key: str, default: Any = None) -> Any:
-        value = metadata.get(f"{architecture}.{key}", default)
-        if value is None:
-            raise ConfigError(f"metadata {architecture}.{key} is missing")
-        if isinstance(value, list):
-            raise ConfigError(f"{architecture}.{key} differs between layers; not supported")
-        return value
+    def key(name: str) -> str:
+        return f"{architecture}.{name}"
 
-    hidden, heads = int(read("embedding_length")), int(read("attention.head_count"))
-    head_dim = int(read("attention.key_length", hidden // heads))
-    for key, needed in (
+    for name in _PER_LAYER:
+        if isinstance(metadata.get(key(name)), list):
+            raise ConfigError(f"{key(name)} differs between layers; not supported")
+    hidden = integer(metadata, key("embedding_length"))
+    heads = integer(metadata, key("attention.head_count"))
+    head_dim = integer(metadata, key("attention.key_length"), max(hidden // heads, 1))
+    for name, needed in (
         ("attention.value_length", head_dim),
         ("rope.dimension_count", head_dim),
         ("expert_count", 0),
         ("attention.sliding_window", 0),
     ):
-        if (value := int(read(key, needed))) not in (needed, 0):
-            raise ConfigError(f"{architecture}.{key} is {value}; only {needed} is supported")
-    context = int(read("context_length"))
+        if (value := integer(metadata, key(name), needed, least=0)) not in (needed, 0):
+            raise ConfigError(f"{key(name)} is {value}; only {needed} is supported")
+    context = integer(metadata, key("context_length"))
     embedding = file.tensors.get("token_embd.weight")
-    tokens = metadata.get("tokenizer.ggml.tokens", [])
-    vocab = embedding.shape[0] if embedding else int(read("vocab_size", len(tokens)))
+    tokens = len(texts(metadata, "tokenizer.ggml.tokens")) or None
+    rows = embedding.shape[0] if embedding and embedding.shape else None
+    bos = token_ids(metadata, "tokenizer.ggml.bos_token_id")
     return ModelConfig(
         architecture=architecture,
         hidden_size=hidden,
-        num_layers=int(read("block_count")),
+        num_layers=integer(metadata, key("block_count"), most=MAX_LAYERS),
         num_heads=heads,
-        num_kv_heads=int(read("attention.head_count_kv", heads)),
+        num_kv_heads=integer(metadata, key("attention.head_count_kv"), heads),
         head_dim=head_dim,
-        intermediate_size=int(read("feed_forward_length")),
-        vocab_size=vocab,
-        rms_norm_eps=_decimal(read("attention.layer_norm_rms_epsilon")),
-        rope=_rope(file, read, context),
+        intermediate_size=integer(metadata, key("feed_forward_length")),
+        vocab_size=rows or integer(metadata, key("vocab_size"), tokens),
+        rms_norm_eps=_decimal(
+            number(metadata, key("attention.layer_norm_rms_epsilon"), above=0.0, most=1.0)
+        ),
+        rope=_rope(file, architecture, context),
         max_position_embeddings=context,
         tie_word_embeddings="output.weight" not in file.tensors,
         qk_norm=architecture == "qwen3",
         eos_token_ids=_eos(metadata),
-        bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
+        bos_token_id=bos[0] if bos else None,
     )
 
 
-def _rope(file: GGUFFile, read: Any, context: int) -> RopeConfig:
-    divisors = file.tensors.get(ROPE_DIVISORS)
-    factor = float(read("rope.scaling.factor", 0.0)) or float(read("rope.scale_linear", 0.0)) or 1.0
+def _rope(file: GGUFFile, architecture: Architecture, context: int) -> RopeConfig:
+    metadata, prefix = file.metadata, f"{architecture}.rope."
+    # 0 stands for no scaling, as the absent key does.
+    factor = number(metadata, prefix + "scaling.factor", 0.0)
+    factor = factor or number(metadata, prefix + "scale_linear", 0.0) or 1.0
     # llama.cpp (llama-model.cpp, load_hparams): a factor without a type scales linearly.
-    kind = str(read("rope.scaling.type", "linear" if factor != 1.0 else "none"))
+    kind = text(metadata, prefix + "scaling.type", "linear" if factor != 1.0 else "none")
     if kind not in ("none", "linear", "yarn"):
-        raise ConfigError(f"RoPE scaling type {kind!r} is not supported")
-    theta = float(read("rope.freq_base", 10000.0))
-    values = () if divisors is None else tuple(divisors.numpy().reshape(-1).astype(float).tolist())
+        raise ConfigError(f"RoPE scaling type {shown(kind)} is not supported")
+    theta = number(metadata, prefix + "freq_base", 10000.0, above=1.0)
+    divisors = _divisors(file)
     if kind == "none" or factor == 1.0:
-        return RopeConfig(theta=theta, freq_divisors=values)
+        return RopeConfig(theta=theta, freq_divisors=divisors)
     if kind == "linear":
-        return RopeConfig(theta=theta, type="linear", factor=factor, freq_divisors=values)
-    extra = float(read("rope.scaling.attn_factor", 1.0))
+        return RopeConfig(theta=theta, type="linear", factor=factor, freq_divisors=divisors)
+    extra = number(metadata, prefix + "scaling.attn_factor", 1.0, above=0.0, most=1000.0)
     return RopeConfig(
         theta=theta,
         type="yarn",
         factor=factor,
-        original_max_position_embeddings=int(read("rope.scaling.original_context_length", context)),
-        beta_fast=float(read("rope.scaling.yarn_beta_fast", 32.0)),
-        beta_slow=float(read("rope.scaling.yarn_beta_slow", 1.0)),
+        original_max_position_embeddings=integer(
+            metadata, prefix + "scaling.original_context_length", context
+        ),
+        beta_fast=number(metadata, prefix + "scaling.yarn_beta_fast", 32.0, above=0.0),
+        beta_slow=number(metadata, prefix + "scaling.yarn_beta_slow", 1.0, above=0.0),
         # ggml (ops.cpp, rope_yarn) multiplies the metadata's factor onto YaRN's own.
-        attention_factor=None if extra == 1.0 else extra * (0.1 * float(np.log(factor)) + 1.0),
-        freq_divisors=values,
+        attention_factor=None if extra == 1.0 else extra * (0.1 * math.log(factor) + 1.0),
+        freq_divisors=divisors,
     )
+
+
+def _divisors(file: GGUFFile) -> tuple[float, ...]:
+    stored = file.tensors.get(ROPE_DIVISORS)
+    if stored is None:
+        return ()
+    _check_type(stored, str(file.path))
+    return tuple(stored.numpy().reshape(-1).astype(float).tolist())
 
 
 def _eos(metadata: dict[str, Any]) -> tuple[int, ...]:
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ids = [metadata.get(f"tokenizer.ggml.{key}") for key in keys]
-    tokens = metadata.get("tokenizer.ggml.tokens", [])
-    types = metadata.get("tokenizer.ggml.token_type", [])
-    control = {
-        text: number for number, text in enumerate(tokens) if types[number : number + 1] == [3]
-    }
-    ids += [control.get(text) for text in _END_TOKENS]
-    return tuple(dict.fromkeys(token for token in ids if token is not None))
+    ids = [token for key in keys for token in token_ids(metadata, f"tokenizer.ggml.{key}")]
+    tokens = texts(metadata, "tokenizer.ggml.tokens")
+    typed = zip(tokens, integers(metadata, "tokenizer.ggml.token_type"), strict=False)
+    control = {token: number for number, (token, kind) in enumerate(typed) if kind == 3}
+    ids += [control[token] for token in _END_TOKENS if token in control]
+    return tuple(dict.fromkeys(ids))
 
 
 def _decimal(stored: float) -> float:
@@ -195,6 +219,7 @@ def _decimal(stored: float) -> float:
 
 def _check(file: GGUFFile, config: ModelConfig) -> dict[str, str]:
     """Maps the file's tensor names to canonical ones, in the file's order."""
+    check_layer_count(config, len(file.tensors), str(file.path))
     own = {"embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
     for layer in range(config.num_layers):
         for name, stored in _LAYER_NAMES.items():
@@ -218,5 +243,5 @@ def _check_type(tensor: GGUFTensor, where: str) -> None:
     except (NotImplementedError, QuantError) as error:
         raise LoadError(
             f"{where}: tensor {tensor.name} has type {tensor.type.name}, "
-            f"which cannot be dequantised ({error})"
+            f"which cannot be dequantised ({reason(error)})"
         ) from None

@@ -9,7 +9,9 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
 from models.errors import TokenizerError
-from models.tokenizer import Tokenizer
+from models.fields import flag, integers, texts, token_ids
+from models.files import reason, shown
+from models.tokenizer import Tokenizer, refusing_panics
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # gguf.TokenType
 
@@ -42,40 +44,44 @@ def gguf_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     if kind != "gpt2":
         raise TokenizerError(
-            f"{where}: tokenizer model {kind!r} is not supported; only 'gpt2' (byte-level BPE) is"
+            f"{where}: tokenizer model {shown(kind)} is not supported; "
+            "only 'gpt2' (byte-level BPE) is"
         )
-    pre = str(metadata.get("tokenizer.ggml.pre", "default"))
-    if pre not in _SPLITS:
+    pre = metadata.get("tokenizer.ggml.pre", "default")
+    if not isinstance(pre, str) or pre not in _SPLITS:
         raise TokenizerError(
-            f"{where}: pre-tokenizer {pre!r} (tokenizer.ggml.pre) is not known; "
+            f"{where}: pre-tokenizer {shown(pre)} (tokenizer.ggml.pre) is not known; "
             f"known are {', '.join(_SPLITS)}"
         )
     try:
-        backend = _backend(metadata, pre)
+        with refusing_panics(where):
+            backend = _backend(metadata, pre)
+        bos = token_ids(metadata, "tokenizer.ggml.bos_token_id")
+        eos = [token for key in _EOS_KEYS for token in token_ids(metadata, key)]
+    except TokenizerError:
+        raise
     except Exception as error:  # the tokenizers package raises plain Exception
-        raise TokenizerError(f"{where}: the vocabulary is unusable: {error}") from None
-    return Tokenizer(
-        backend,
-        where=where,
-        bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
-        eos_token_ids=[metadata[key] for key in _EOS_KEYS if key in metadata],
-    )
+        raise TokenizerError(f"{where}: the vocabulary is unusable: {reason(error)}") from None
+    return Tokenizer(backend, where=where, bos_token_id=bos[0] if bos else None, eos_token_ids=eos)
 
 
 def control_token(metadata: Mapping[str, Any], name: str) -> str | None:
-    """The text of `tokenizer.ggml.{name}_token_id`, or None."""
-    number = metadata.get(f"tokenizer.ggml.{name}_token_id")
-    tokens = metadata.get("tokenizer.ggml.tokens", [])
-    return tokens[number] if number is not None and number < len(tokens) else None
+    """The text of `tokenizer.ggml.{name}_token_id`, or None. Raises ConfigError."""
+    number = token_ids(metadata, f"tokenizer.ggml.{name}_token_id")
+    tokens = texts(metadata, "tokenizer.ggml.tokens")
+    return tokens[number[0]] if number and number[0] < len(tokens) else None
 
 
 _EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
 
 
 def _backend(metadata: Mapping[str, Any], pre: str) -> tokenizers.Tokenizer:
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    types: list[int] = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
-    merges = [_pair(merge) for merge in metadata["tokenizer.ggml.merges"]]
+    for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"):
+        if key not in metadata:
+            raise ValueError(f"{key} is missing")
+    tokens = texts(metadata, "tokenizer.ggml.tokens")
+    types = integers(metadata, "tokenizer.ggml.token_type") or [1] * len(tokens)
+    merges = [_pair(merge) for merge in texts(metadata, "tokenizer.ggml.merges")]
     if len(types) != len(tokens):
         raise ValueError(f"{len(tokens)} tokens, but {len(types)} token types")
     vocab = {
@@ -107,23 +113,24 @@ def _add_ends(
     backend: tokenizers.Tokenizer, metadata: Mapping[str, Any], *, default_bos: bool
 ) -> None:
     wanted = {
-        "bos": metadata.get("tokenizer.ggml.add_bos_token", default_bos),
-        "eos": metadata.get("tokenizer.ggml.add_eos_token", False),
+        "bos": flag(metadata, "tokenizer.ggml.add_bos_token", default_bos),
+        "eos": flag(metadata, "tokenizer.ggml.add_eos_token"),
     }
     ends: dict[str, str] = {}
     for name, add in wanted.items():
         if not add:
             continue
-        text = control_token(metadata, name)
-        if text is None:
+        token = control_token(metadata, name)
+        if token is None:
             raise ValueError(f"add_{name}_token is set, but there is no {name}_token_id")
-        ends[name] = text
+        ends[name] = token
     if ends:
         parts = [ends.get("bos"), "$A", ends.get("eos")]
         backend.post_processor = TemplateProcessing(
             single=[part for part in parts if part],
             special_tokens=[
-                (text, metadata[f"tokenizer.ggml.{name}_token_id"]) for name, text in ends.items()
+                (token, token_ids(metadata, f"tokenizer.ggml.{name}_token_id")[0])
+                for name, token in ends.items()
             ],
         )
 

@@ -6,6 +6,7 @@ import numpy as np
 
 import tilert
 from models.config import ModelConfig
+from models.history import History
 from tilert import Array, Device, DType, PageTable
 
 __all__ = ["KVCache"]
@@ -19,6 +20,7 @@ class KVCache:
         max_seqs: rows of the page table.
         max_len: positions a row can have.
         table: which pages belong to which row.
+        history: which tokens each row's sequence has had, for penalties.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class KVCache:
         self.max_seqs = max_seqs
         self.max_len = max_len
         self.table = PageTable(num_pages, page_size, max_seqs, -(-max_len // page_size), device)
+        self.history = History(max_seqs, config.vocab_size, device)
         shape = (num_pages * page_size, config.num_kv_heads, config.head_dim)
 
         # Zeros: attention weighs slots that nothing has written with 0, and 0 * NaN is NaN.

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from safetensors import SafetensorError, safe_open
 from models.chat_template import ChatTemplate
 from models.config import ModelConfig
 from models.errors import ConfigError, LoadError
+from models.files import is_file, read_json, reason, shown
 from models.tokenizer import Tokenizer
-from models.weights import Shape, check_tensors
+from models.weights import Shape, check_layer_count, check_tensors, check_vocabulary
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -84,7 +85,10 @@ class SafetensorsCheckpoint:
             yield name, raw.view(stored.dtype).reshape(stored.shape)
 
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_folder(self._folder)
+        tokenizer = Tokenizer.from_folder(self._folder)
+        where, sized = self._folder / "tokenizer.json", self._folder / "config.json"
+        check_vocabulary(self.config, tokenizer, str(where), str(sized))
+        return tokenizer
 
     def chat_template(self) -> ChatTemplate | None:
         return ChatTemplate.from_folder(self._folder)
@@ -93,35 +97,26 @@ class SafetensorsCheckpoint:
 def read_config(folder: Path) -> ModelConfig:
     """Reads config.json and, if present, generation_config.json. Raises ConfigError."""
     file = folder / "config.json"
-    if not file.is_file():
+    if not is_file(file, ConfigError):
         raise ConfigError(f"{file} is missing: this is not a model folder that can be loaded")
     generation = folder / "generation_config.json"
-    try:
-        return ModelConfig.from_hf(
-            read_json(file), read_json(generation) if generation.is_file() else None
-        )
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from None
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Reads a JSON object. Raises ConfigError naming the file."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: cannot be read as JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{file}: must hold a JSON object")
-    return value
+    return ModelConfig.from_hf(
+        read_json(file, ConfigError),
+        read_json(generation, ConfigError) if is_file(generation, ConfigError) else None,
+        where=str(file),
+        generation_where=str(generation),
+    )
 
 
 def _read_headers(folder: Path, config: ModelConfig) -> dict[str, _Stored]:
     """The model's tensors by canonical name, in the order of the files and offsets."""
+    headers = {file: _header(file) for file in _shards(folder)}
+    check_layer_count(config, sum(map(len, headers.values())), str(folder))
     canonical = {stored: name for name, stored in _hf_names(config).items()}
     found: dict[str, _Stored] = {}
     unknown: list[str] = []
-    for file in _shards(folder):
-        for name, entry in sorted(_header(file).items(), key=lambda item: item[1]["data_offsets"]):
+    for file, header in headers.items():
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             if _ignored(name, config):
                 continue
             if name not in canonical:
@@ -164,9 +159,9 @@ def _ignored(name: str, config: ModelConfig) -> bool:
 
 def _shards(folder: Path) -> list[Path]:
     single, index = folder / SINGLE, folder / INDEX
-    if single.is_file():
+    if is_file(single):
         return [single]
-    if index.is_file():
+    if is_file(index):
         return _indexed_shards(index)
     others = sorted(folder.glob("*.safetensors"))
     if len(others) == 1:
@@ -178,13 +173,14 @@ def _shards(folder: Path) -> list[Path]:
 
 def _indexed_shards(index: Path) -> list[Path]:
     weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, Mapping) or not weight_map:
+    if not isinstance(weight_map, dict) or not weight_map:
         raise LoadError(f"{index}: there is no weight_map")
-    names = sorted({str(name) for name in weight_map.values()})
+    for name in weight_map.values():
+        if not isinstance(name, str) or Path(name).name != name or name in ("", ".."):
+            raise LoadError(f"{index}: {shown(name)} is not the name of a file in the same folder")
+    names = sorted(set(weight_map.values()))
     for name in names:
-        if Path(name).name != name:
-            raise LoadError(f"{index}: {name!r} is not the name of a file in the same folder")
-        if not (index.parent / name).is_file():
+        if not is_file(index.parent / name):
             raise LoadError(f"{index.parent / name} is missing; {index.name} names it as a shard")
     held = {name: _header(index.parent / name).keys() for name in names}
     for tensor, name in weight_map.items():
@@ -202,13 +198,15 @@ def _header(file: Path) -> dict[str, dict[str, Any]]:
     (safetensors README, "Format"). The library validates it; reading the offsets here as well
     is what allows views of the mapped file where the library would copy.
     """
+    if not is_file(file):
+        raise LoadError(f"{file} is missing")
     try:
         with safe_open(file, framework="np"):
             pass
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             header: dict[str, Any] = json.loads(stream.read(length))
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise LoadError(f"{file}: {_why_unreadable(file, error)}") from None
     header.pop("__metadata__", None)
     for entry in header.values():
@@ -223,7 +221,7 @@ def _why_unreadable(file: Path, error: Exception) -> str:
                 return "this is a Git LFS pointer, not the weights; run `git lfs pull`"
     except OSError:
         pass
-    return f"truncated or not a safetensors file ({error})"
+    return f"truncated or not a safetensors file ({reason(error)})"
 
 
 def _map(file: Path) -> NDArray[np.uint8]:
@@ -231,4 +229,4 @@ def _map(file: Path) -> NDArray[np.uint8]:
         # A plain ndarray over the map: slicing np.memmap objects is several times slower.
         return np.asarray(np.memmap(file, dtype=np.uint8, mode="r"))
     except (OSError, ValueError) as error:
-        raise LoadError(f"{file}: cannot be mapped: {error}") from None
+        raise LoadError(f"{file}: cannot be mapped: {reason(error)}") from None

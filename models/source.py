@@ -13,6 +13,7 @@ from typing import Literal
 from models import default_model
 from models.default_model import Progress
 from models.errors import LoadError
+from models.files import expand_user, is_file, reason, shown_path
 from models.gguf_loader import GGUFCheckpoint
 from models.safetensors_loader import SafetensorsCheckpoint
 from models.weights import Checkpoint
@@ -23,6 +24,7 @@ HUB_IGNORED = ["original/*", "onnx/*", "consolidated*.safetensors"]
 PROBE_SECONDS = 2.0
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_LONGEST_HUB_ID = 96  # huggingface_hub, validate_repo_id
 
 
 @dataclass(frozen=True)
@@ -63,16 +65,16 @@ def resolve(
         return _resolve_default(report)
     if not model.strip():
         raise LoadError("the name of the model is empty; leave it out for the default model")
-    path = Path(model).expanduser()
-    if path.is_file():
-        return _local_file(path)
-    if path.is_dir():
+    path = expand_user(model)
+    if os.path.isdir(path):
         return _local_folder(path)
+    if is_file(path):
+        return _local_file(path)
     if _looks_like_path(model):
-        raise LoadError(f"{model}: there is no such file or folder")
-    if not _HUB_ID.fullmatch(model):
+        raise LoadError(f"{shown_path(model)}: there is no such file or folder")
+    if not _HUB_ID.fullmatch(model) or len(model) > _LONGEST_HUB_ID:
         raise LoadError(
-            f"{model!r} is neither a local folder or .gguf file nor a Hub id "
+            f"'{shown_path(model)}' is neither a local folder or .gguf file nor a Hub id "
             "(owner/name, such as Qwen/Qwen3-0.6B)"
         )
     return ModelSource("folder", _hub_snapshot(model, revision, report), model)
@@ -88,7 +90,7 @@ def _local_file(path: Path) -> ModelSource:
 
 def _local_folder(path: Path) -> ModelSource:
     ggufs = sorted(path.glob("*.gguf"))
-    if not (path / "config.json").is_file() and len(ggufs) == 1:
+    if len(ggufs) == 1 and not is_file(path / "config.json"):
         return ModelSource("gguf", ggufs[0], path.resolve().name)
     return ModelSource("folder", path, path.resolve().name)
 
@@ -184,12 +186,7 @@ def _hub_snapshot(hub_id: str, revision: str | None, report: Progress) -> Path:
             "connect to the network or name a local folder"
         ) from None
     except Exception as error:  # the client lets its HTTP library's errors through
-        raise LoadError(f"{at} cannot be downloaded: {_first_line(error)}") from None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+        raise LoadError(f"{at} cannot be downloaded: {reason(error)}") from None
 
 
 def _to_stderr(message: str) -> None:

@@ -11,12 +11,15 @@ from typing import Protocol
 from tilert import DType, f16
 
 __all__ = [
+    "CHUNK",
     "CpuTiling",
     "CudaTiling",
     "DecodeTiles",
     "PrefillTiles",
     "ProductTiles",
+    "SampleTiles",
     "Tiling",
+    "chunks_of",
     "tiling",
 ]
 
@@ -51,6 +54,25 @@ class PrefillTiles:
     pages: int
 
 
+CHUNK = 256
+"""Logits of a chunk, which the sampler takes or leaves as a whole."""
+
+
+def chunks_of(vocabulary: int) -> int:
+    """Chunks that hold a row of logits."""
+    return -(-vocabulary // CHUNK)
+
+
+@dataclass(frozen=True)
+class SampleTiles:
+    """Of sampling: `chunks` a program where they are worked on side by side, `group` chunks a step
+    where one program searches a row, which tries `fan` thresholds together."""
+
+    chunks: int
+    group: int
+    fan: int
+
+
 class Tiling(Protocol):
     """Sizes for one kind of device."""
 
@@ -59,9 +81,6 @@ class Tiling(Protocol):
 
     share_elements: int
     """Most elements of the partial sums of a product in shares."""
-
-    fan: int
-    """Thresholds that a round of the sampler's search tries together."""
 
     def tokens(self, count: int) -> int:
         """Tokens a program of kernels that work token by token."""
@@ -84,8 +103,8 @@ class Tiling(Protocol):
     def recorded_prompt(self, count: int) -> int | None:
         """Size of the recorded prefill that takes `count` tokens, None where none does."""
 
-    def vocabulary(self, size: int) -> int:
-        """Logits of one sequence that a program or step handles together."""
+    def sampling(self, vocabulary: int) -> SampleTiles:
+        """For rows of `vocabulary` logits."""
 
 
 class CpuTiling:
@@ -93,7 +112,6 @@ class CpuTiling:
 
     fill = 1 << 16
     share_elements = 0
-    fan = 1
     key_width = 256
     """Most keys of a step of prefill attention: more scores leave the second-level cache."""
 
@@ -120,8 +138,8 @@ class CpuTiling:
     def recorded_prompt(self, count: int) -> int | None:
         return None
 
-    def vocabulary(self, size: int) -> int:
-        return size
+    def sampling(self, vocabulary: int) -> SampleTiles:
+        return SampleTiles(chunks=chunks_of(vocabulary), group=32, fan=3)
 
 
 class CudaTiling:
@@ -130,7 +148,6 @@ class CudaTiling:
 
     fill = 2048
     share_elements = 1 << 24
-    fan = 4
     gemv_tokens = 2
     """Up to this many tokens a projection is a matrix-vector product bound by reading weights."""
 
@@ -196,8 +213,9 @@ class CudaTiling:
         # would cost more than a recording saves.
         return next((size for size in self.prompts if size >= count), None)
 
-    def vocabulary(self, size: int) -> int:
-        return 1024
+    def sampling(self, vocabulary: int) -> SampleTiles:
+        # 8192 logits a step are 16 a thread of the largest program: more thresholds would spill.
+        return SampleTiles(chunks=min(4, chunks_of(vocabulary)), group=32, fan=3)
 
 
 def tiling(device_kind: str) -> Tiling:

@@ -1,13 +1,16 @@
 """Byte-level BPE tokenizer: text to ids, ids to the true bytes they stand for."""
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from models.errors import TokenizerError
+from models.fields import flag, naming
+from models.files import is_file, read_json, read_text, reason, shown
+from models.token_bound import TokenBound, parts
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -29,6 +32,14 @@ _TO_LATIN1 = dict.fromkeys(range(256), "\uffff") | {
     ord(char): chr(byte) for char, byte in BYTE_OF.items()
 }
 
+# Every lead byte that UTF-8 has, every ASCII character, and words, numbers and line ends.
+_PROBE = (
+    "".join(
+        map(chr, (*range(0x80), *range(0x80, 0x800, 0x3F), *range(0x800, 0x10000, 0x1000), 0x1F642))
+    ).replace("\ud800", "")
+    + " Hello wörld 2024\r\n\n  你好"
+)
+
 
 class Tokenizer:
     """Wraps a `tokenizers.Tokenizer` that is byte-level BPE.
@@ -49,21 +60,22 @@ class Tokenizer:
     ) -> None:
         """`add_bos` prepends `bos_token_id` when special tokens are asked for, where the backend
         does not do so itself. Raises TokenizerError, naming `where`, unless byte-level."""
-        if not _is_byte_level(backend):
-            raise TokenizerError(
-                f"{where}: only byte-level BPE tokenizers are supported, and this one's decoder "
-                "is of another kind (SentencePiece, WordPiece, ...)"
-            )
+        _refuse_other_kinds(backend, where)
         self._backend = backend
+        self._where = where
         added = backend.get_added_tokens_decoder()
-        self._bytes: dict[int, bytes] = {}
-        for text, token in backend.get_vocab(with_added_tokens=True).items():
-            self._bytes[token] = text.encode() if token in added else _raw_bytes(text)
+        plain = backend.get_vocab(with_added_tokens=False)
+        self._bytes = {token: _raw_bytes(text) for text, token in plain.items()}
+        self._bound = TokenBound(
+            backend, self._bytes.values(), [entry.content for entry in added.values()]
+        )
+        self._bytes |= {token: entry.content.encode() for token, entry in added.items()}
         self.vocab_size = max(self._bytes, default=-1) + 1
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
         self.bos_token_id = bos_token_id
         self._add_bos = add_bos and bos_token_id is not None
+        self._probe()
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -72,22 +84,19 @@ class Tokenizer:
         Raises TokenizerError naming the file that is missing or unreadable.
         """
         file = folder / "tokenizer.json"
-        if not file.is_file():
-            raise TokenizerError(f"{file} is missing")
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the tokenizers package raises plain Exception
-            raise TokenizerError(f"{file}: cannot be read as a tokenizer: {error}") from None
+        backend = _read_backend(file)
         backend.no_truncation()
         backend.no_padding()
         config = read_tokenizer_config(folder)
+        with naming(folder / "tokenizer_config.json"):
+            add_bos = flag(config, "add_bos_token")
         eos, bos = (backend.token_to_id(special_token(config, key) or "") for key in ("eos", "bos"))
         return cls(
             backend,
             where=str(file),
             eos_token_ids=[] if eos is None else [eos],
             bos_token_id=bos,
-            add_bos=bool(config.get("add_bos_token")),
+            add_bos=add_bos,
         )
 
     @classmethod
@@ -110,11 +119,26 @@ class Tokenizer:
 
         `add_special_tokens` adds what the tokenizer itself puts around a text (a BOS, for most
         that have one); rendered chat templates already hold theirs.
+
+        A million characters take seconds. Other Python threads run meanwhile, but for some 40 ms
+        of that; so a server calls it in a thread, and `min_tokens` first where there is a limit.
         """
-        ids = list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # Of the package's ways to encode, those for batches alone release the interpreter's lock.
+        with refusing_panics(self._where):
+            [encoding] = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+        ids = list(encoding.ids)
         if add_special_tokens and self._add_bos and ids[:1] != [self.bos_token_id]:
             ids.insert(0, self.bos_token_id)  # type: ignore[arg-type]
         return ids
+
+    def min_tokens(self, text: str) -> int:
+        """A lower bound on `len(encode(text))`, for a small part of the time; see `TokenBound`.
+
+        A text for which it exceeds a limit is too long and need not be encoded.
+        """
+        return self._bound(text)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
@@ -134,18 +158,52 @@ class Tokenizer:
         found: int | None = self._backend.token_to_id(text)
         return found
 
+    def _probe(self) -> None:
+        """Raises TokenizerError if encoding fails or gives ids without a token.
+
+        What is wrong with a normalizer or a post-processor shows only when it runs.
+        """
+        for special in (False, True):
+            try:
+                ids = self.encode(_PROBE, add_special_tokens=special)
+            except TokenizerError:
+                raise
+            except Exception as error:  # the tokenizers package raises plain Exception
+                raise TokenizerError(f"{self._where}: cannot encode: {reason(error)}") from None
+            unknown = [token for token in ids if token not in self._bytes]
+            if unknown:
+                raise TokenizerError(
+                    f"{self._where}: encoding gives token id {unknown[0]}, which is no token"
+                )
+
+
+@contextmanager
+def refusing_panics(where: str) -> Iterator[None]:
+    """Turns a panic of the tokenizers package into a TokenizerError naming `where`.
+
+    A panic arrives as a PanicException, which is no Exception and is importable from nowhere, so
+    that handlers would let it end the program.
+    """
+    try:
+        yield
+    except BaseException as error:
+        kind = type(error)
+        if (kind.__module__, kind.__name__) != ("pyo3_runtime", "PanicException"):
+            raise
+        raise TokenizerError(f"{where}: the tokenizers package fails: {reason(error)}") from None
+
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json as a dict, empty if there is none. Raises TokenizerError."""
     file = folder / "tokenizer_config.json"
-    if not file.is_file():
+    if not is_file(file, TokenizerError):
         return {}
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"{file}: cannot be read as JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise TokenizerError(f"{file}: must hold a JSON object")
+    config = read_json(file, TokenizerError)
+    for key in ("bos_token", "eos_token"):
+        value = config.get(key)
+        inner = value.get("content") if isinstance(value, dict) else value
+        if value is not None and not isinstance(inner, str):
+            raise TokenizerError(f"{file}: {key} must be a string, not {shown(value)}")
     return config
 
 
@@ -164,8 +222,35 @@ def _raw_bytes(text: str) -> bytes:
         return text.encode()
 
 
-def _is_byte_level(backend: tokenizers.Tokenizer) -> bool:
-    if backend.decoder is None:
-        return False
-    decoder = json.loads(backend.decoder.__getstate__())
-    return any(part["type"] == "ByteLevel" for part in decoder.get("decoders", [decoder]))
+def _read_backend(file: Path) -> tokenizers.Tokenizer:
+    text = read_text(file, TokenizerError)
+    try:
+        with refusing_panics(str(file)):
+            return tokenizers.Tokenizer.from_str(text)
+    except TokenizerError:
+        raise
+    except Exception as error:  # the tokenizers package raises plain Exception
+        raise TokenizerError(f"{file}: cannot be read as a tokenizer: {reason(error)}") from None
+
+
+def _refuse_other_kinds(backend: tokenizers.Tokenizer, where: str) -> None:
+    model = backend.model
+    if type(model).__name__ != "BPE":
+        raise TokenizerError(
+            f"{where}: tokenizer model '{type(model).__name__}' is not supported; "
+            "only byte-level BPE is"
+        )
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if value := getattr(model, name):
+            raise TokenizerError(
+                f"{where}: {name} {shown(value)} is not supported; byte-level BPE has none"
+            )
+    decoders = parts(backend.decoder, "decoders")
+    encoders = parts(backend.pre_tokenizer, "pretokenizers")
+    encoders += parts(backend.normalizer, "normalizers")
+    for kind, found in (("decoder", decoders), ("pre-tokenizer", encoders)):
+        if not any(part["type"] == "ByteLevel" for part in found):
+            raise TokenizerError(
+                f"{where}: only byte-level BPE tokenizers are supported, and this one's {kind} "
+                "is of another kind (SentencePiece, WordPiece, ...)"
+            )

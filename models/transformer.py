@@ -1,6 +1,7 @@
 """The model on a device: what one decode step and one prefill chunk run, op by op."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +13,9 @@ from models.kv_cache import KVCache
 from models.parameters import LayerParameters, Parameters, Progress
 from models.prompt import Prompt
 from models.rope import rope_tables
+from models.sampler import sample
 from models.scratch import Scratch
+from models.slot import PLAIN, Features
 from models.tiling import ProductTiles, tiling
 from models.weights import Checkpoint
 from tilert import Array, Device, DType, IndexMap
@@ -102,11 +105,14 @@ class Transformer:
         """Device state for steps of `size` sequences on `cache`."""
         return Batch(self.config, self.device, self.dtype, cache, size)
 
-    def decode(self, cache: KVCache, batch: Batch) -> None:
+    def decode(self, cache: KVCache, batch: Batch, features: Features = PLAIN) -> None:
         """One step for every slot; only runs ops, so it can be captured.
 
         Reads ids and positions, appends keys and values at positions, leaves logits, samples into
         ids, and moves positions up by one where the slot has a row.
+
+        Raises:
+            ValueError: if the slots need more of the sampler than `features`.
         """
         scratch, index = batch.scratch, batch.index
         index.update(batch.positions)
@@ -116,7 +122,7 @@ class Transformer:
             self._decode_attention(cache, number, batch)
             self._residual(scratch.attended, layer.o, scratch)
             self._feed_forward(scratch, layer)
-        self._sample(scratch.x, batch)
+        self._sample(cache, scratch.x, batch, features, decoding=True)
 
     def prefill(self, cache: KVCache, batch: Batch, tokens: np.ndarray, start: int) -> None:
         """Run tokens at positions start..start+T-1 of the row that the one slot of `batch` names.
@@ -134,21 +140,26 @@ class Transformer:
         count = len(tokens)
         self._check_prefill(cache, batch, count, start)
         batch.positions.copy_from(np.array([start + count - 1], np.int32))
+        # Recordings with draws serve greedy slots too.
+        features = replace(batch.features, draws=True)
         size = self._tiling.recorded_prompt(count)
         if size is None:
             prompt = Prompt(count, self.device)
             prompt.set(cache, int(batch.rows[0]), tokens, start)
-            self._prefill(cache, batch, prompt)
+            self._prefill(cache, batch, prompt, features)
             return
-        if size not in batch.prefills:
+        key = size, features
+        if key not in batch.prefills:
             prompt = Prompt(size, self.device)
-            graph = tilert.capture(self.device, lambda: self._prefill(cache, batch, prompt))
-            batch.prefills[size] = (prompt, graph)
-        prompt, graph = batch.prefills[size]
+            graph = tilert.capture(
+                self.device, lambda: self._prefill(cache, batch, prompt, features)
+            )
+            batch.prefills[key] = (prompt, graph)
+        prompt, graph = batch.prefills[key]
         prompt.set(cache, int(batch.rows[0]), tokens, start)
         graph.replay()
 
-    def _prefill(self, cache: KVCache, batch: Batch, prompt: Prompt) -> None:
+    def _prefill(self, cache: KVCache, batch: Batch, prompt: Prompt, features: Features) -> None:
         """The ops of a prefill."""
         scratch = self._prefill_scratch(prompt.size)
         self._embed(scratch.x, prompt.ids)
@@ -159,7 +170,7 @@ class Transformer:
             self._feed_forward(scratch, layer)
         last = batch.scratch.x
         kernels.embedding(last.partition(1, last.shape[1]), prompt.last, scratch.x).run()
-        self._sample(last, batch)
+        self._sample(cache, last, batch, features, decoding=False)
 
     def _check_prefill(self, cache: KVCache, batch: Batch, count: int, start: int) -> None:
         if batch.size != 1 or batch.rows[0] < 0:
@@ -315,29 +326,11 @@ class Transformer:
             pages=tiles.pages,
         ).run()
 
-    def _sample(self, x: Array, batch: Batch) -> None:
+    def _sample(
+        self, cache: KVCache, x: Array, batch: Batch, features: Features, *, decoding: bool
+    ) -> None:
         """Logits and the next id of each slot from its last token's residual stream."""
-        parameters, size = self.parameters, self.config.vocab_size
+        parameters = self.parameters
         self._project(batch.logits, x, parameters.norm, parameters.head, batch.scratch)
-        block = self._tiling.vocabulary(size)
-        kernels.chunk_best(
-            batch.chunk_best.partition(1, 1),
-            batch.chunk_index.partition(1, 1),
-            batch.logits,
-            chunk=block,
-        ).run()
-        kernels.sample(
-            batch.ids.partition(1),
-            batch.positions.partition(1),
-            batch.logits,
-            batch.chunk_best,
-            batch.chunk_index,
-            batch.index.rows,
-            batch.temperature,
-            batch.top_k,
-            batch.top_p,
-            batch.min_p,
-            batch.seeds,
-            block=block,
-            fan=self._tiling.fan,
-        ).run()
+        tiles = self._tiling.sampling(self.config.vocab_size)
+        sample(batch, cache.history, features, tiles, decoding=decoding)

@@ -1,9 +1,9 @@
 """Canonical weight names and shapes, and what every checkpoint offers."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from models.chat_template import ChatTemplate
@@ -108,9 +108,33 @@ def check_tensors(
             )
 
 
+def check_layer_count(config: ModelConfig, tensors: int, where: str) -> None:
+    """Refuses more layers than there are tensors, before the names of all of them are listed.
+
+    `tensors` counts those in the files at `where`. Raises LoadError.
+    """
+    if config.num_layers > tensors:
+        raise LoadError(
+            f"{where}: the configuration has {config.num_layers} layers, "
+            f"but there are only {tensors} tensors"
+        )
+
+
+def check_vocabulary(config: ModelConfig, tokenizer: Tokenizer, where: str, sized: str) -> None:
+    """Refuses a tokenizer with ids that the embedding has no row for.
+
+    `where` names the tokenizer's file and `sized` what gives the model's size. Raises LoadError.
+    """
+    if tokenizer.vocab_size > config.vocab_size:
+        raise LoadError(
+            f"{where}: token ids reach {tokenizer.vocab_size - 1}, "
+            f"but {sized} has a vocabulary of {config.vocab_size}"
+        )
+
+
 def parameter_count(config: ModelConfig) -> int:
     """Number of weights; a tied head counts once."""
-    return sum(int(np.prod(shape)) for shape in expected_shapes(config).values())
+    return sum(math.prod(shape) for shape in expected_shapes(config).values())
 
 
 def _listed(names: list[str]) -> str:

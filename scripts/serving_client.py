@@ -193,21 +193,22 @@ class Client:
     async def request(self, method: str, path: str, body: Any = None) -> Response:
         """A whole answer. Raises `ClientError`, also when it takes longer than `timeout`."""
         try:
-            async with asyncio.timeout(self.timeout):
-                async with self.open(method, path, body) as (response, connection):
-                    async with contextlib.aclosing(connection.blocks(response)) as blocks:  # type: ignore[type-var]  # a generator
-                        response.body = b"".join([block async for block in blocks])
+            async with asyncio.timeout(self.timeout), self.open(method, path, body) as opened:
+                response, connection = opened
+                response.body = b"".join([block async for block in connection.blocks(response)])
         except TimeoutError:
             raise ClientError(f"no answer within {self.timeout:g} s") from None
         except OSError as error:
             raise ClientError(f"the connection broke: {error}") from None
         return response
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Drop the idle connections."""
         for connection in self._idle:
             connection.drop()
         self._idle.clear()
+        # A transport lets go of its socket in the loop's next turn.
+        await asyncio.sleep(0)
 
     async def _send(self, message: bytes) -> tuple[Connection, Response]:
         while True:
@@ -238,8 +239,9 @@ class Client:
 class Reply:
     """One streamed answer; times are `time.perf_counter()` seconds.
 
-    arrivals: one a chunk that holds text, which may be several tokens or none yet. error: why the
-    request counts as failed. completion_tokens and the like are the server's `usage`.
+    arrivals: one for each chunk that stands for tokens; a chat's first chunk, which holds the role
+    alone, and a last one with the finish_reason alone are none. end: of the last chunk with
+    choices. error: why the request counts as failed. The token counts are the server's `usage`.
     """
 
     start: float = 0.0
@@ -266,9 +268,10 @@ class Reply:
         if wanted is not None and self.completion_tokens != wanted:
             return f"usage says {self.completion_tokens} tokens, {wanted} were asked for"
         if len(self.arrivals) > self.completion_tokens:
-            return f"{len(self.arrivals)} chunks with text, but usage says fewer tokens"
-        if not self.arrivals:
-            return "no text was streamed"
+            return (
+                f"{len(self.arrivals)} chunks of tokens came, "
+                f"usage says {self.completion_tokens} tokens"
+            )
         if self.finish_reason is None:
             return "no finish_reason was sent"
         return None
@@ -292,7 +295,7 @@ async def ask(client: Client, path: str, body: dict[str, Any]) -> Reply:
         reply.error = f"no complete answer within {client.timeout:g} s"
     except (ClientError, OSError, ValueError, LookupError, TypeError) as error:
         reply.error = f"{type(error).__name__}: {error}"
-    reply.end = reply.arrivals[-1] if reply.arrivals else time.perf_counter()
+    reply.end = reply.end or time.perf_counter()
     return reply
 
 
@@ -322,21 +325,24 @@ def _take_event(reply: Reply, data: bytes, now: float) -> None:
         details = usage.get("prompt_tokens_details") or {}
         reply.cached_tokens = details.get("cached_tokens") or 0
     for choice in event["choices"]:
-        if text := _text(choice):
-            reply.text += text
+        finish, text, role_only = _read_choice(choice)
+        reply.end = now
+        reply.text += text
+        if text or not (finish or role_only):
             reply.arrivals.append(now)
-        if choice.get("finish_reason") is not None:
-            reply.finish_reason = choice["finish_reason"]
+        reply.finish_reason = finish or reply.finish_reason
 
 
-def _text(choice: dict[str, Any]) -> str:
+def _read_choice(choice: dict[str, Any]) -> tuple[str | None, str, bool]:
+    """(finish reason, text of whatever kind, whether it only opens a chat's message)."""
+    finish = choice.get("finish_reason")
     if "text" in choice:
-        return str(choice["text"])
+        return finish, str(choice["text"]), False
     delta = choice["delta"]
     text = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or ""
     for call in delta.get("tool_calls") or ():
         text += call["function"].get("arguments") or call["function"].get("name") or ""
-    return str(text)
+    return finish, str(text), "role" in delta
 
 
 def _message(body: bytes) -> str:

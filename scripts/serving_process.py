@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 STOP_SECONDS = 30.0
 """How long a server may take to end after SIGTERM."""
@@ -74,7 +75,7 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _tail(log: "tempfile._TemporaryFileWrapper[bytes]", size: int = 2000) -> str:
+def _tail(log: IO[bytes], size: int = 2000) -> str:
     end = log.seek(0, os.SEEK_END)
     log.seek(max(end - size, 0))
     return log.read().decode("utf-8", "replace").strip()

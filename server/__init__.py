@@ -9,12 +9,13 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from server.protocol import ServingEngine
+    from server.settings import Settings
 
 __all__ = ["create_app"]
 
 
-def create_app(engine: "ServingEngine", *, api_key: str | None = None) -> "FastAPI":
+def create_app(engine: "ServingEngine", settings: "Settings | None" = None) -> "FastAPI":
     """Return the ASGI application that serves `engine`; see `server.app.create_app`."""
     from server import app
 
-    return app.create_app(engine, api_key=api_key)
+    return app.create_app(engine, settings)

@@ -11,12 +11,14 @@ from typing import Any, Protocol
 
 from server.exceptions import CommandError, ServerError
 from server.generation import Generation
+from server.messages import flatten_messages
+from server.pieces import Piece
 from server.prompts import chat_prompt, token_budget
 from server.protocol import ClosableEngine
-from server.reasoning import Piece, ReasoningSplitter
+from server.reasoning import ReasoningSplitter
 from server.sampling import sampling_params
 from server.schemas import ChatRequest, parse_request
-from server.served import Served
+from server.served import served_name
 
 __all__ = ["Answering", "LocalAnswering", "RemoteAnswering"]
 
@@ -49,7 +51,7 @@ class LocalAnswering:
         self._engine = engine
         self._settings = settings
         self._runner = asyncio.Runner()
-        self.name = Served(engine).name
+        self.name = served_name(engine)
         if engine.chat_template is None:
             self.close()
             raise CommandError(f"{self.name} has no chat template, so it cannot chat")
@@ -63,10 +65,14 @@ class LocalAnswering:
 
     async def _answer(self, messages: list[dict[str, Any]], show: Show) -> int:
         request = parse_request(ChatRequest, {"messages": messages, **self._settings})
-        prompt = await chat_prompt(self._engine, request)
+        prompt = await chat_prompt(
+            self._engine,
+            flatten_messages(request.messages),
+            variables=request.chat_template_kwargs,
+        )
         budget = token_budget(prompt, request.token_limit, self._engine.max_model_len)
-        params = sampling_params(request, self._engine.default_sampling, budget)
-        splitter = ReasoningSplitter(opened=prompt.opens_thinking)
+        params = sampling_params(request, self._engine, budget)
+        splitter = ReasoningSplitter(opened=prompt.thinking == "open")
         async with contextlib.aclosing(Generation(self._engine, prompt, params)) as generation:
             async for delta in generation:
                 for piece in splitter.feed(delta.text):

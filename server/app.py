@@ -1,34 +1,61 @@
-"""The ASGI application: routes, errors, and the optional API key over one engine."""
+"""The ASGI application: routes, errors, and what stands in front of them, over one engine."""
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
-from server import errors
+from server import errors, openapi
 from server.auth import RequireKey
+from server.metrics import Metrics
 from server.protocol import ServingEngine
-from server.routes import chat, completions, health, models
-from server.served import Served
+from server.request_log import RequestLog
+from server.routes import (
+    chat,
+    completions,
+    embeddings,
+    health,
+    metrics,
+    models,
+    page,
+    responses,
+    tokens,
+)
+from server.served import Served, served_name
+from server.settings import Settings
 
 __all__ = ["create_app"]
 
 
-def create_app(engine: ServingEngine, *, api_key: str | None = None) -> FastAPI:
-    """Return the application that serves `engine`, which the caller opens and closes.
-
-    api_key: when given, every route but /health asks for it as a bearer token.
-    """
-    # Bodies are read by the routes themselves (server/body.py), so FastAPI knows no schema
-    # that its documentation pages could show.
+def create_app(engine: ServingEngine, settings: Settings | None = None) -> FastAPI:
+    """Return the application that serves `engine`, which the caller opens and closes."""
+    settings = settings or Settings()
+    # Bodies are read by the routes themselves (server/body.py), so the schema is our own too.
     app = FastAPI(title="Grout", openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
-    served = Served(engine)
+    served = Served(engine, settings, Metrics(engine, served_name(engine)))
     for router in (
         chat.routes(served),
         completions.routes(served),
+        responses.routes(served),
         models.routes(served),
-        health.routes(),
+        tokens.routes(served),
+        embeddings.routes(),
+        health.routes(served),
+        metrics.routes(served),
+        openapi.routes(),
+        page.routes(),
     ):
         app.include_router(router)
+    # The last one added stands first: a refusal, too, has a request id, a log line and CORS.
     errors.install(app)
-    if api_key is not None:
-        app.add_middleware(RequireKey, key=api_key)
+    if settings.api_keys:
+        app.add_middleware(RequireKey, keys=settings.api_keys)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
+    app.add_middleware(RequestLog, level=settings.log_requests)
     return app

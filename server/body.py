@@ -1,5 +1,6 @@
 """Reading a request's JSON body: UTF-8, finite numbers, no lone surrogates, bounded size."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -8,20 +9,22 @@ from typing import Any, NoReturn
 from fastapi import Request
 
 from server.errors import ApiError, invalid
+from server.paths import join_path
+from server.request_log import note_body
+from server.settings import Settings
 
-__all__ = ["MAX_BODY_BYTES", "join_path", "parse_json", "read_json"]
-
-MAX_BODY_BYTES = 32 * 1024 * 1024
+__all__ = ["parse_json", "read_json"]
 
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-async def read_json(request: Request) -> dict[str, Any]:
+async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
     """Return the request's body, a JSON object.
 
     Raises ApiError: 415 without a JSON content type (which also keeps a web page from posting
-    here unasked), 413 beyond `MAX_BODY_BYTES`, 400 for what `parse_json` refuses.
+    here unasked), 413 beyond `max_body_bytes`, 408 for one that does not come to its end, 400 for
+    what `parse_json` refuses.
     """
     content_type = request.headers.get("content-type", "")
     media = content_type.partition(";")[0].strip().lower()
@@ -32,14 +35,29 @@ async def read_json(request: Request) -> dict[str, Any]:
             "send 'Content-Type: application/json'.",
             code="unsupported_media_type",
         )
+    try:
+        async with asyncio.timeout(settings.body_seconds):
+            raw = await _read(request, settings.max_body_bytes)
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"The body was not complete after {settings.body_seconds:g} seconds.",
+            code="timeout",
+            headers={"Connection": "close"},
+        ) from None
+    value = parse_json(raw)
+    if settings.log_requests == "text":
+        note_body(request, raw.decode())
+    return value
+
+
+async def _read(request: Request, limit: int) -> bytes:
     raw = bytearray()
     async for chunk in request.stream():
         raw += chunk
-        if len(raw) > MAX_BODY_BYTES:
-            raise ApiError(
-                413, f"The body is over {MAX_BODY_BYTES} bytes.", code="request_too_large"
-            )
-    return parse_json(bytes(raw))
+        if len(raw) > limit:
+            raise ApiError(413, f"The body is over {limit} bytes.", code="request_too_large")
+    return bytes(raw)
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
@@ -60,17 +78,6 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     if _SURROGATE_ESCAPE.search(text):
         _refuse_surrogates(value)
     return value
-
-
-def join_path(path: tuple[str | int, ...]) -> str:
-    """Return a path as OpenAI writes it: messages[0].content."""
-    out = ""
-    for step in path:
-        if isinstance(step, int):
-            out += f"[{step}]"
-        else:
-            out += f".{step}" if out else step
-    return out
 
 
 def _malformed(reason: str) -> ApiError:

@@ -4,6 +4,7 @@ Everything heavy is imported by the subcommand that needs it, so that `--help` i
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -12,7 +13,6 @@ from server.exceptions import CommandError, is_for_people
 
 __all__ = ["main"]
 
-DISTRIBUTION = "grout-llm"
 USAGE_ERROR = 2
 INTERRUPTED = 130
 
@@ -22,9 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = _parser().parse_args(argv)
         if options.command == "serve":
+            from server.configuration import resolve
             from server.serve import serve
 
-            return serve(options)
+            return serve(resolve(options, _serve_parser(), os.environ))
         if options.command == "chat":
             from server.terminal import chat
 
@@ -43,16 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
 
 
-def version() -> str:
-    """Return the installed version, or "unknown" when run from a source tree."""
-    from importlib import metadata
-
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{message} (see '{self.prog} --help')")
@@ -62,6 +53,8 @@ class _Version(argparse.Action):
     """Like argparse's own, but looks the version up only when asked."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from server.versions import version
+
         print(f"grout {version()}")
         parser.exit()
 
@@ -80,24 +73,63 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _serve_parser() -> argparse.ArgumentParser:
+    """The options of `serve` by themselves, for values from elsewhere than the command line."""
+    parser = _Parser(prog="grout serve", allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    _add_serve_options(parser)
+    return parser
+
+
 def _add_serve(commands: "argparse._SubParsersAction[_Parser]") -> None:
     serve = commands.add_parser(
         "serve", help="serve a model over HTTP", description="Serve a model over HTTP.",
-        allow_abbrev=False,
+        epilog="Every option can also be set by a variable GROUT_OPTION_NAME or in the --config "
+        "file; the command line comes first, then the environment, then the file.",
+        allow_abbrev=False, argument_default=argparse.SUPPRESS,
     )  # fmt: skip
-    _add_model(serve)
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    _add_serve_options(serve)
+
+
+def _add_serve_options(serve: argparse.ArgumentParser) -> None:
+    _add_model(serve, default=argparse.SUPPRESS)
+    serve.add_argument("--config", metavar="FILE", help="options in a TOML file")
+    serve.add_argument("--host", help="address to listen on (127.0.0.1)")
+    serve.add_argument("--port", type=_port, help="port, 0 for any free one (8000)")
     serve.add_argument(
-        "--port", type=_port, default=8000, help="port, 0 for any free one (%(default)s)"
-    )
-    serve.add_argument("--api-key", help="key that requests must send, except to /health")
+        "--served-model-name", nargs="+", metavar="NAME",
+        help="model names that requests use, the first in answers (the model's own id)",
+    )  # fmt: skip
     _add_engine_options(serve)
-    serve.add_argument(
-        "--served-model-name",
-        default=argparse.SUPPRESS,
-        metavar="NAME",
-        help="model name that requests use (the model's own id)",
+    _add_http_options(serve)
+
+
+def _add_http_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("HTTP", argument_default=argparse.SUPPRESS)
+    group.add_argument(
+        "--api-key", action="append", metavar="KEY",
+        help="key that requests must send, except to / and /health; may be repeated",
+    )  # fmt: skip
+    group.add_argument(
+        "--cors-origin", nargs="+", metavar="ORIGIN",
+        help="web origins whose pages may call the server, * for any (none)",
+    )  # fmt: skip
+    group.add_argument("--ssl-certfile", metavar="FILE", help="certificate chain, to serve TLS")
+    group.add_argument("--ssl-keyfile", metavar="FILE", help="its private key")
+    group.add_argument(
+        "--max-body-bytes", type=_count, metavar="N", help="longest request body (32 MiB)"
     )
+    group.add_argument(
+        "--request-timeout", type=_seconds, metavar="SECONDS",
+        help="longest time for an answer (no limit)",
+    )  # fmt: skip
+    group.add_argument(
+        "--shutdown-timeout", type=_seconds, metavar="SECONDS",
+        help="time for running answers after SIGTERM (30)",
+    )  # fmt: skip
+    group.add_argument(
+        "--log-requests", choices=("off", "summary", "text"),
+        help="a JSON line a request on stderr; text adds prompts (summary)",
+    )  # fmt: skip
 
 
 def _add_chat(commands: "argparse._SubParsersAction[_Parser]") -> None:
@@ -128,9 +160,9 @@ def _add_info(commands: "argparse._SubParsersAction[_Parser]") -> None:
     info.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
+def _add_model(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL",
+        "model", nargs="?", metavar="MODEL", default=default,
         help="a folder, a .gguf file or a Hub id (Grout's default model)",
     )  # fmt: skip
 
@@ -138,12 +170,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 ENGINE_OPTIONS = (
     "device",
     "dtype",
+    "enforce_eager",
     "gpu_memory_utilization",
     "load_format",
     "max_model_len",
     "max_num_seqs",
+    "prefill_chunk",
     "seed",
-    "served_model_name",
 )
 """Fields of `EngineConfig` that are options of the command; absent ones keep its defaults."""
 
@@ -170,6 +203,13 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="share of the GPU's memory to use, in (0, 1]",
     )  # fmt: skip
     group.add_argument(
+        "--prefill-chunk", type=int, metavar="TOKENS",
+        help="most prompt tokens run between two decode steps",
+    )  # fmt: skip
+    group.add_argument(
+        "--enforce-eager", action="store_true", help="run steps op by op rather than as graphs"
+    )
+    group.add_argument(
         "--seed", type=int, help="makes sampling without a seed of its own repeatable"
     )
 
@@ -178,6 +218,22 @@ def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port (0..65535)")
     return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
 
 
 if __name__ == "__main__":

@@ -14,9 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from grout.errors import (
     EngineClosed,
     EngineDead,
+    GrammarError,
     InvalidPrompt,
     InvalidSamplingParams,
     PromptTooLong,
+    QueueFull,
+    RequestTimeout,
 )
 from server.exceptions import ServerError
 
@@ -27,9 +30,13 @@ __all__ = [
     "from_engine",
     "install",
     "invalid",
+    "timed_out",
 ]
 
 logger = logging.getLogger("grout.server")
+
+RETRY_SECONDS = 1
+"""What a client is told to wait where the queue is full."""
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
@@ -98,6 +105,18 @@ def from_engine(error: Exception, param: str) -> ApiError:
         return invalid(error.param, f"{error}.")
     if isinstance(error, InvalidPrompt):
         return invalid(param, f"{error}.")
+    if isinstance(error, QueueFull):
+        return ApiError(
+            429,
+            f"The server has all the requests it takes: {error}. Try again shortly.",
+            code="queue_full",
+            kind="rate_limit_error",
+            headers={"Retry-After": str(RETRY_SECONDS)},
+        )
+    if isinstance(error, GrammarError):
+        return invalid("response_format", f"{error}.")
+    if isinstance(error, RequestTimeout):
+        return timed_out()
     if isinstance(error, EngineClosed):
         return ApiError(503, "The server is stopping.", code="engine_down", kind=SERVER_ERROR)
     logger.error("generation failed", exc_info=error)
@@ -112,6 +131,16 @@ def from_engine(error: Exception, param: str) -> ApiError:
         500,
         "Generation failed inside the server; its log has the details.",
         code="internal_error",
+        kind=SERVER_ERROR,
+    )
+
+
+def timed_out() -> ApiError:
+    """Return the error for an answer that takes longer than the server allows."""
+    return ApiError(
+        504,
+        "The answer took longer than this server allows.",
+        code="timeout",
         kind=SERVER_ERROR,
     )
 

@@ -11,8 +11,8 @@ import huggingface_hub.constants
 import tilert
 from grout.config import EngineConfig
 from models import default_model
-from server.cli import version
 from server.origin import check_origin
+from server.versions import version
 from tilert import disk_cache
 
 __all__ = ["collect", "info"]

@@ -1,25 +1,25 @@
 """Chat messages of the wire to the flat ones a chat template takes."""
 
+import json
 from typing import Any
 
-from server.body import join_path
 from server.errors import ApiError, invalid
+from server.paths import join_path
 
 __all__ = ["flatten_messages"]
 
-_ROLES = ("assistant", "developer", "system", "user")
-_TOOL_ROLES = ("function", "tool")
+_ROLES = ("assistant", "developer", "system", "tool", "user")
 # Clients send back the assistant's message as they got it, empty fields included.
-_MUST_BE_EMPTY = ("annotations", "audio", "function_call", "refusal", "tool_call_id", "tool_calls")
+_MUST_BE_EMPTY = ("annotations", "audio", "function_call", "refusal")
 _REASONING = ("reasoning_content", "reasoning")
 
 
 def flatten_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return `messages` with role and text content only, as templates expect them.
+    """Return `messages` with text content and tool calls as templates expect them.
 
     Parts of text are joined by a newline; `developer` is the newer name of `system`, which no
-    template knows; the assistant's earlier reasoning goes along as `reasoning_content`.
-    Raises ApiError 400 naming the message or part at fault.
+    template knows; the assistant's earlier reasoning goes along as `reasoning_content`; the
+    arguments of its calls are objects. Raises ApiError 400 naming the message or part at fault.
     """
     if not messages:
         raise invalid("messages", "'messages' is empty; send at least one message.")
@@ -30,22 +30,77 @@ def _flatten(message: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, 
     role = _role(message, path)
     flat: dict[str, Any] = {"role": "system" if role == "developer" else role}
     for key, value in message.items():
-        if key in ("role", "content") or (value is None and key in (*_MUST_BE_EMPTY, "name")):
-            continue
         where = (*path, key)
+        if key in ("role", "content"):
+            continue
         if key in _MUST_BE_EMPTY:
-            if value not in ("", [], {}):
+            if value not in (None, "", [], {}):
                 raise _unsupported(where, f"'{key}' of a message is not supported")
-        elif key == "name":
-            flat["name"] = _text(value, where)
+        elif key == "tool_calls" and role == "assistant":
+            if value:
+                flat["tool_calls"] = _calls(value, where)
         elif key in _REASONING and role == "assistant":
             if value is not None:
                 flat["reasoning_content"] = _text(value, where)
-        else:
+        elif key == "name" or (key == "tool_call_id" and role == "tool"):
+            if value is not None:
+                flat[key] = _text(value, where)
+        elif value is not None or key not in ("tool_calls", "tool_call_id"):
             shown = join_path(where)[:100]
             raise invalid(shown, f"Unknown parameter: '{shown}'.", "unknown_parameter")
+    if role == "tool" and "tool_call_id" not in flat:
+        raise _missing((*path, "tool_call_id"))
     flat["content"] = _content(message, role, (*path, "content"))
     return flat
+
+
+def _calls(value: Any, where: tuple[str | int, ...]) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        raise _wrong_type(where, "send an array of tool calls")
+    return [_call(call, (*where, i)) for i, call in enumerate(value)]
+
+
+def _call(call: Any, where: tuple[str | int, ...]) -> dict[str, Any]:
+    if not isinstance(call, dict):
+        raise _wrong_type(where, "send an object with id, type and function")
+    if call.get("type", "function") != "function":
+        raise _unsupported((*where, "type"), "calls of functions are the only kind")
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise (
+            _missing((*where, "function"))
+            if function is None
+            else _wrong_type((*where, "function"), "send an object with name and arguments")
+        )
+    where = (*where, "function")
+    if "name" not in function:
+        raise _missing((*where, "name"))
+    flat: dict[str, Any] = {
+        "type": "function",
+        "function": {
+            "name": _text(function["name"], (*where, "name")),
+            "arguments": _arguments(function.get("arguments"), (*where, "arguments")),
+        },
+    }
+    if call.get("id") is not None:
+        flat["id"] = _text(call["id"], (*where[:-1], "id"))
+    return flat
+
+
+def _arguments(value: Any, where: tuple[str | int, ...]) -> dict[str, Any]:
+    """OpenAI's wire has a string of JSON; templates want what it says."""
+    if value in (None, ""):
+        return {}
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise invalid(
+                join_path(where), f"Invalid '{join_path(where)}': it is not JSON."
+            ) from None
+    if not isinstance(value, dict):
+        raise _wrong_type(where, "send a string that holds a JSON object")
+    return value
 
 
 def _role(message: dict[str, Any], path: tuple[str | int, ...]) -> str:
@@ -53,8 +108,8 @@ def _role(message: dict[str, Any], path: tuple[str | int, ...]) -> str:
     if "role" not in message:
         raise _missing(where)
     role = _text(message["role"], where)
-    if role in _TOOL_ROLES:
-        raise _unsupported(where, f"messages of role '{role}' are not supported: tools are not")
+    if role == "function":
+        raise _unsupported(where, "role 'function' is an older name; send role 'tool'")
     if role not in _ROLES:
         raise invalid(
             join_path(where), f"Unknown role {role[:40]!r}; the roles are {', '.join(_ROLES)}."

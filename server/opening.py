@@ -1,6 +1,7 @@
 """Opening an engine for a command, with its progress on the terminal."""
 
 import argparse
+import dataclasses
 import sys
 import time
 from typing import Any
@@ -20,6 +21,8 @@ def engine_options(options: argparse.Namespace) -> dict[str, Any]:
 def open_engine(options: argparse.Namespace, **defaults: Any) -> ClosableEngine:
     """Return a running engine, after saying on stderr what it is made of."""
     config = grout.EngineConfig(model=options.model, **{**defaults, **engine_options(options)})
+    if names := getattr(options, "served_model_name", ()):
+        config = dataclasses.replace(config, served_model_name=names[0])
     started = time.monotonic()
     _say(f"opening {options.model or 'the default model'}")
     engine: ClosableEngine = grout.create_engine(config, progress=_say)

@@ -1,23 +1,23 @@
 """Request parameters that Grout does not implement: refused by name, or known to be harmless.
 
 A parameter that would change the answer is refused unless its value asks for what happens
-anyway (`logprobs: false`, `n: 1`, ...). One that cannot change the answer is ignored.
+anyway (`suffix: ""`, `best_of: 1`, ...). One that cannot change the answer is ignored.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from server.errors import invalid
 
-__all__ = ["HARMLESS", "NEUTRAL", "implemented"]
+__all__ = ["HARMLESS", "NEUTRAL", "RESPONSES_NEUTRAL", "Neutral", "implemented"]
 
 HARMLESS = frozenset(
     {
         "metadata",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",
+        "request_id",
         "safety_identifier",
         "service_tier",
         "store",
@@ -48,26 +48,30 @@ def _is_word(*words: str) -> Callable[[Any], bool]:
     return check
 
 
-NEUTRAL: dict[str, Callable[[Any], bool]] = {
+Neutral = Mapping[str, Callable[[Any], bool]]
+
+NEUTRAL: Neutral = {
     "add_generation_prompt": lambda value: value is True,
     "audio": _is_empty,
     "best_of": _is_number(1),
     "continue_final_message": _is_false,
     "echo": _is_false,
-    "frequency_penalty": _is_number(0),
+    "enable_thinking": lambda _: False,
     "function_call": _is_word("none"),
     "functions": _is_empty,
+    "guided_json_object": _is_false,
+    "guided_whitespace_pattern": lambda _: False,
+    "include_reasoning": lambda value: value is True,
     "include_stop_str_in_output": _is_false,
-    "logit_bias": _is_empty,
+    "length_penalty": _is_number(1),
     "logprobs": _is_false,
-    "min_tokens": _is_number(0),
     "modalities": lambda value: bool(value == ["text"]),
-    "n": _is_number(1),
-    "presence_penalty": _is_number(0),
+    "parallel_tool_calls": lambda value: isinstance(value, bool),
+    "prompt_logprobs": lambda _: False,
     "reasoning_effort": _is_empty,
-    "repetition_penalty": _is_number(1),
-    "response_format": lambda value: bool(value == {"type": "text"}),
+    "return_token_ids": _is_false,
     "skip_special_tokens": lambda value: value is True,
+    "spaces_between_special_tokens": lambda value: value is True,
     "suffix": _is_empty,
     "tool_choice": _is_word("none"),
     "tools": _is_empty,
@@ -79,20 +83,41 @@ NEUTRAL: dict[str, Callable[[Any], bool]] = {
 """Parameters that are not implemented, each with the test of a value that asks for nothing;
 null always asks for nothing."""
 
+RESPONSES_NEUTRAL: Neutral = {
+    "background": _is_false,
+    "context_management": _is_empty,
+    "conversation": lambda _: False,
+    "max_tool_calls": lambda _: False,
+    "previous_response_id": lambda _: False,
+    "prompt": lambda _: False,
+    "stream_options": lambda value: value in ({}, {"include_obfuscation": False}),
+    "truncation": _is_word("disabled"),
+}
+"""The same for /v1/responses."""
+
 _HINTS = {
-    "n": "Send one request for each answer.",
-    "reasoning_effort": 'Use chat_template_kwargs, for example {"enable_thinking": false}.',
+    "conversation": "Nothing is stored here; send the conversation as 'input'.",
+    "functions": "Use 'tools'.",
+    "function_call": "Use 'tool_choice'.",
+    "best_of": "Use 'n'.",
+    "previous_response_id": "Nothing is stored here; send the earlier items as 'input'.",
 }
 
 
-def implemented(body: dict[str, Any], fields: Collection[str]) -> dict[str, Any]:
-    """Return the entries of `body` in `fields`; raise ApiError 400 for one that must be refused."""
+def implemented(
+    body: Mapping[str, Any], fields: Collection[str], neutral: Neutral | None = None
+) -> dict[str, Any]:
+    """Return the entries of `body` in `fields`; raise ApiError 400 for one that must be refused.
+
+    neutral: `NEUTRAL` unless given.
+    """
+    tests = NEUTRAL if neutral is None else neutral
     kept = {}
     for name, value in body.items():
         if name in fields:
             kept[name] = value
-        elif name in NEUTRAL:
-            if value is not None and not NEUTRAL[name](value):
+        elif name in tests:
+            if value is not None and not tests[name](value):
                 hint = f" {_HINTS[name]}" if name in _HINTS else ""
                 raise invalid(
                     name,

@@ -1,45 +1,66 @@
 """Requests to prompts: token ids that fit the model's context, with room for the answer."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from server.constraint import Thinking
 from server.errors import context_length_exceeded, invalid
 from server.exceptions import is_for_people
-from server.messages import flatten_messages
 from server.protocol import ServingEngine, ServingTemplate
-from server.schemas import ChatRequest, CompletionRequest
 
-__all__ = ["Prompt", "chat_prompt", "completion_prompt", "token_budget"]
+__all__ = [
+    "Prompt",
+    "chat_prompt",
+    "completion_prompts",
+    "template_variables",
+    "token_budget",
+]
 
 # Names that `render` or a template takes from the server and a client may not replace.
 _RESERVED = frozenset({"add_generation_prompt", "messages", "self", "template_name", "tools"})
+
+
+MAX_PROMPTS = 256
+"""Most prompts in one request."""
 
 
 @dataclass(frozen=True)
 class Prompt:
     """A prompt as the engine takes it.
 
-    param: the request's parameter it came from. opens_thinking: the template already wrote
-    `<think>`, so that the answer begins inside the reasoning.
+    param: the request's parameter it came from. thinking: where the answer begins; "open" is
+    where the template already wrote `<think>`. text: what the prompt says, for `echo`.
     """
 
     token_ids: list[int]
     param: str
-    opens_thinking: bool = False
+    thinking: Thinking = "off"
+    text: str = ""
 
 
-async def chat_prompt(engine: ServingEngine, request: ChatRequest) -> Prompt:
-    """Return the prompt of a chat; raises ApiError 400 where the messages cannot be rendered."""
+async def chat_prompt(
+    engine: ServingEngine,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None = None,
+    variables: dict[str, Any] | None = None,
+    *,
+    param: str = "messages",
+    add_generation_prompt: bool = True,
+) -> Prompt:
+    """Return the prompt of a chat; raises ApiError 400 where the messages cannot be rendered.
+
+    messages: flat ones. variables: of the template.
+    """
     template = engine.chat_template
     if template is None:
         raise invalid(
-            "messages",
+            param,
             "This model has no chat template; use /v1/completions.",
             "no_chat_template",
         )
-    messages = flatten_messages(request.messages)
-    extra = request.chat_template_kwargs or {}
+    extra = variables or {}
     for name in sorted(_RESERVED & extra.keys()):
         raise invalid(
             f"chat_template_kwargs.{name}",
@@ -48,30 +69,54 @@ async def chat_prompt(engine: ServingEngine, request: ChatRequest) -> Prompt:
         )
 
     def build() -> Prompt:
-        text = _render(template, messages, extra)
-        return Prompt(engine.tokenizer.encode(text), "messages", text.rstrip().endswith("<think>"))
+        text = _render(template, messages, tools, add_generation_prompt, extra, param)
+        return Prompt(engine.tokenizer.encode(text), param, _thinking(text), text)
 
     # In a thread: a prompt of a million characters would stop every stream while it is encoded.
     return await asyncio.to_thread(build)
 
 
-async def completion_prompt(engine: ServingEngine, request: CompletionRequest) -> Prompt:
-    """Return the prompt of a plain completion: text, or token ids as they are."""
-    prompt = request.prompt
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
+def template_variables(
+    given: Mapping[str, Any] | None, enable_thinking: bool | None, effort: str | None
+) -> dict[str, Any]:
+    """Return the variables a chat template gets: `given` before the request's own parameters."""
+    out: dict[str, Any] = {}
+    if effort is not None:
+        out["reasoning_effort"] = effort
+    if effort == "none" and enable_thinking is None:
+        enable_thinking = False
+    if enable_thinking is not None:
+        out["enable_thinking"] = enable_thinking
+    return out | dict(given or {})
+
+
+async def completion_prompts(engine: ServingEngine, prompt: Any) -> list[Prompt]:
+    """Return the prompts of a plain completion: texts, or token ids as they are."""
+    several = isinstance(prompt, list) and any(isinstance(item, str | list) for item in prompt)
+    items: list[Any] = prompt if several else [prompt]
+    if len(items) > MAX_PROMPTS:
+        raise invalid("prompt", f"'prompt' has {len(items)} prompts; send at most {MAX_PROMPTS}.")
+    return [
+        await _completion_prompt(engine, item, f"prompt[{i}]" if several else "prompt")
+        for i, item in enumerate(items)
+    ]
+
+
+async def _completion_prompt(engine: ServingEngine, prompt: Any, where: str) -> Prompt:
     if isinstance(prompt, str):
+        text = prompt
         token_ids = await asyncio.to_thread(_encode, engine, prompt)
     elif isinstance(prompt, list):
-        _check_token_ids(prompt, engine.tokenizer.vocab_size)
+        _check_token_ids(prompt, engine.tokenizer.vocab_size, where)
         token_ids = prompt
+        text = engine.tokenizer.decode(prompt)
     else:
         raise invalid(
-            "prompt", "'prompt' must be a string or an array of token ids.", "invalid_type"
+            where, f"'{where}' must be a string or an array of token ids.", "invalid_type"
         )
     if not token_ids:
-        raise invalid("prompt", "'prompt' is empty; there is nothing to complete.")
-    return Prompt(token_ids, "prompt")
+        raise invalid(where, f"'{where}' is empty; there is nothing to complete.")
+    return Prompt(token_ids, "prompt", "off", text)
 
 
 def token_budget(
@@ -91,16 +136,30 @@ def token_budget(
     return limit or min(room, default or room)
 
 
+def _thinking(text: str) -> Thinking:
+    end = text.rstrip()
+    if end.endswith("<think>"):
+        return "open"
+    return "off" if end.endswith("</think>") else "possible"
+
+
 def _render(
-    template: ServingTemplate, messages: list[dict[str, Any]], extra: dict[str, Any]
+    template: ServingTemplate,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    add_generation_prompt: bool,
+    extra: dict[str, Any],
+    param: str,
 ) -> str:
     try:
-        return template.render(messages, add_generation_prompt=True, **extra)
+        return template.render(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, **extra
+        )
     except Exception as error:
         # Templates run on the client's values and fail in any way: all of them are about those.
         reason = str(error) if is_for_people(error) else "the chat template failed on them"
         raise invalid(
-            "messages", f"These messages cannot be rendered: {reason}.", "chat_template_error"
+            param, f"These messages cannot be rendered: {reason}.", "chat_template_error"
         ) from error
 
 
@@ -109,18 +168,13 @@ def _encode(engine: ServingEngine, text: str) -> list[int]:
     return engine.tokenizer.encode(text, add_special_tokens=True)
 
 
-def _check_token_ids(prompt: list[Any], vocab_size: int) -> None:
-    if any(isinstance(item, str | list) for item in prompt):
-        raise invalid(
-            "prompt",
-            "Several prompts in a request are not supported; send one request for each.",
-            "unsupported_value",
-        )
+def _check_token_ids(prompt: list[Any], vocab_size: int, where: str) -> None:
     for i, item in enumerate(prompt):
+        at = f"{where}[{i}]"
         if not isinstance(item, int) or isinstance(item, bool):
-            raise invalid(f"prompt[{i}]", f"'prompt[{i}]' is not a token id.", "invalid_type")
+            raise invalid(at, f"'{at}' is not a token id.", "invalid_type")
         if not 0 <= item < vocab_size:
             raise invalid(
-                f"prompt[{i}]",
-                f"'prompt[{i}]' is outside the vocabulary; token ids are 0..{vocab_size - 1}.",
+                at,
+                f"'{at}' is outside the vocabulary; token ids are 0..{vocab_size - 1}.",
             )

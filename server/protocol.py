@@ -1,6 +1,6 @@
 """What the HTTP layer needs of an engine; `grout.Engine` has it, and so does a test's double."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from grout.request import Delta, SamplingParams
@@ -15,12 +15,21 @@ __all__ = [
 
 
 class ServingTokenizer(Protocol):
-    """Text to token ids."""
+    """Text to token ids and back."""
 
     @property
     def vocab_size(self) -> int: ...
 
+    @property
+    def special_ids(self) -> Collection[int]: ...
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]: ...
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+    def token_to_id(self, text: str) -> int | None: ...
 
 
 class ServingTemplate(Protocol):
@@ -62,6 +71,11 @@ class ServingEngine(Protocol):
 
     @property
     def default_sampling(self) -> Mapping[str, Any]: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    def stats(self) -> Mapping[str, Any]: ...
 
     def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams

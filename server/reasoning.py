@@ -1,20 +1,13 @@
 """Splitting an answer into reasoning (`<think>...</think>`) and content, as it streams."""
 
-from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Piece", "ReasoningSplitter"]
+from server.pieces import Piece
+
+__all__ = ["ReasoningSplitter"]
 
 OPEN = "<think>"
 CLOSE = "</think>"
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A stretch of text of one kind."""
-
-    kind: Literal["reasoning", "content"]
-    text: str
 
 
 class ReasoningSplitter:
@@ -29,6 +22,11 @@ class ReasoningSplitter:
         self._state: Literal["start", "thinking", "content"] = "thinking" if opened else "start"
         self._held = ""
         self._at_edge = True
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the text so far ends inside the reasoning."""
+        return self._state == "thinking"
 
     def feed(self, text: str) -> list[Piece]:
         """Return the pieces that `text` settles; the rest is held back."""

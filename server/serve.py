@@ -7,6 +7,8 @@ import logging
 import shlex
 import signal
 import socket
+import ssl
+import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NoReturn
@@ -18,24 +20,22 @@ from server.exceptions import CommandError
 from server.opening import open_engine
 from server.origin import check_origin
 from server.protocol import ServingEngine
-from server.served import Served
+from server.served import served_name
+from server.settings import Settings
 
 __all__ = ["bind", "serve"]
-
-SHUTDOWN_SECONDS = 5
-"""How long running answers may still take after the server was told to stop."""
 
 
 def serve(options: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; the port is taken before the model is loaded."""
     check_origin()
-    if options.api_key == "":
-        raise CommandError("--api-key is empty; leave it out to serve without one")
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    settings = _settings(options)
+    _check_tls(options)
+    _configure_logging()
     with _sigterm_interrupts(), bind(options.host, options.port) as listener:
         engine = open_engine(options)
         try:
-            _run(engine, listener, options.host, options.api_key)
+            _run(engine, listener, options, settings)
         except KeyboardInterrupt:
             print("grout: stopped", flush=True)
         finally:
@@ -65,19 +65,61 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _run(engine: ServingEngine, listener: socket.socket, host: str, key: str | None) -> None:
+def _settings(options: argparse.Namespace) -> Settings:
+    if "" in options.api_key:
+        raise CommandError("--api-key is empty; leave it out to serve without one")
+    if "" in options.served_model_name:
+        raise CommandError("--served-model-name is empty")
+    return Settings(
+        api_keys=tuple(options.api_key),
+        names=tuple(dict.fromkeys(options.served_model_name)),
+        cors_origins=tuple(options.cors_origin),
+        max_body_bytes=options.max_body_bytes,
+        request_seconds=options.request_timeout or None,
+        log_requests=options.log_requests,
+    )
+
+
+def _check_tls(options: argparse.Namespace) -> None:
+    """Raise CommandError for files that no TLS server can use, before the model is loaded."""
+    if options.ssl_certfile is None:
+        if options.ssl_keyfile is not None:
+            raise CommandError("--ssl-keyfile needs --ssl-certfile")
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # The password function keeps OpenSSL from asking on the terminal.
+        context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile, lambda: "")
+    except (OSError, ValueError) as error:
+        files = " and ".join(filter(None, (options.ssl_certfile, options.ssl_keyfile)))
+        reason = getattr(error, "strerror", None) or error
+        raise CommandError(f"cannot serve TLS with {files}: {reason}") from None
+
+
+def _run(
+    engine: ServingEngine,
+    listener: socket.socket,
+    options: argparse.Namespace,
+    settings: Settings,
+) -> None:
     config = uvicorn.Config(
-        create_app(engine, api_key=key),
+        create_app(engine, settings),
+        log_config=None,
         log_level=logging.WARNING,
         access_log=False,
         lifespan="off",
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        server_header=False,
+        ssl_certfile=options.ssl_certfile,
+        ssl_keyfile=options.ssl_keyfile,
+        timeout_graceful_shutdown=max(1, round(options.shutdown_timeout)),
     )
     port = listener.getsockname()[1]
-    _Server(config, _ready_text(engine, host, port, key is not None)).run(sockets=[listener])
+    _Server(config, _ready_text(engine, settings, options, port)).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
+    """Says when it is ready, and what it waits for at its end."""
+
     def __init__(self, config: uvicorn.Config, ready: str) -> None:
         super().__init__(config)
         self._ready = ready
@@ -87,22 +129,52 @@ class _Server(uvicorn.Server):
         if self.started:
             print(self._ready, flush=True)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        running = len(self.server_state.tasks)
+        if running:
+            limit = self.config.timeout_graceful_shutdown
+            text = f"grout: stopping; up to {limit} s for {running} running requests"
+            print(text, file=sys.stderr, flush=True)
+        await super().shutdown(sockets)
 
-def _ready_text(engine: ServingEngine, host: str, port: int, needs_key: bool) -> str:
-    name = Served(engine).name
+
+def _ready_text(
+    engine: ServingEngine, settings: Settings, options: argparse.Namespace, port: int
+) -> str:
+    name = settings.names[0] if settings.names else served_name(engine)
     example: dict[str, Any] = {"model": name}
+    host = options.host
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-    url = f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+    scheme = "http" if options.ssl_certfile is None else "https"
+    where = f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"
+    url = f"{scheme}://{where}"
     if engine.chat_template is None:
         path, example["prompt"] = "completions", "Once upon a time"
     else:
         path, example["messages"] = "chat/completions", [{"role": "user", "content": "Hello!"}]
-    header = " -H 'Authorization: Bearer KEY'" if needs_key else ""
+    header = " -H 'Authorization: Bearer KEY'" if settings.api_keys else ""
     return (
         f"grout: ready, {name} at {url}/v1\n"
         f"grout: try  curl {url}/v1/{path} -H 'Content-Type: application/json'{header} "
         f"-d {shlex.quote(json.dumps({'model': name, **example}))}"
     )
+
+
+class _LogHandler(logging.StreamHandler[Any]):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Do nothing: a log that cannot be written, on a full disk, must not end a request."""
+
+
+def _configure_logging() -> None:
+    handler = _LogHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    lines = _LogHandler()
+    lines.setFormatter(logging.Formatter("%(message)s"))
+    requests = logging.getLogger("grout.requests")
+    requests.handlers = [lines]
+    requests.setLevel(logging.INFO)
+    requests.propagate = False
 
 
 @contextlib.contextmanager

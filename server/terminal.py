@@ -10,7 +10,7 @@ from server.answering import Answering, LocalAnswering, RemoteAnswering
 from server.exceptions import CommandError, ServerError
 from server.opening import engine_options, open_engine
 from server.origin import check_origin
-from server.reasoning import Piece
+from server.pieces import Piece
 
 __all__ = ["chat"]
 

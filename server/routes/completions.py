@@ -1,5 +1,6 @@
-"""POST /v1/completions: a prompt continued as it is, without a chat template."""
+"""POST /v1/completions: prompts continued as they are, without a chat template."""
 
+import asyncio
 import contextlib
 import time
 import uuid
@@ -9,14 +10,22 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from grout.request import Delta, SamplingParams
 from server.body import read_json
-from server.errors import ApiError
-from server.generation import Generation, unless_disconnected
-from server.prompts import completion_prompt, token_budget
-from server.sampling import sampling_params
-from server.schemas import CompletionRequest, parse_request
+from server.choices import usage
+from server.constraint import constraint
+from server.errors import ApiError, invalid
+from server.generation import Generation, Generations, unless_disconnected
+from server.logprobs import LogprobStream, legacy_logprobs
+from server.prompts import Prompt, completion_prompts, token_budget
+from server.protocol import ServingTokenizer
+from server.request_log import note
+from server.sampling import of_choice, sampling_params
+from server.schemas import MAX_CHOICES, CompletionRequest, parse_request
 from server.served import Served
 from server.sse import DONE, EventStream, event
+from server.structured import structure
+from server.tool_choice import ToolUse
 
 __all__ = ["routes"]
 
@@ -27,52 +36,127 @@ DEFAULT_MAX_TOKENS = 16
 def routes(served: Served) -> APIRouter:
     """Return the route, serving `served`."""
     router = APIRouter()
-    engine = served.engine
+    settings = served.settings
 
     @router.post("/v1/completions")
     async def create_completion(request: Request) -> Response:
-        body = parse_request(CompletionRequest, await read_json(request))
-        served.check_name(body.model)
-        prompt = await completion_prompt(engine, body)
-        budget = token_budget(prompt, body.token_limit, engine.max_model_len, DEFAULT_MAX_TOKENS)
-        params = sampling_params(body, engine.default_sampling, budget)
-        generation = Generation(engine, prompt, params)
-        fields = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": served.name,
-        }
+        body = parse_request(CompletionRequest, await read_json(request, settings))
+        name = served.check_name(body.model)
+        wanted = await _wanted(served, body)
+        generations = Generations.begin(served.engine, wanted, served.metrics)
+        note(request, generations, stream=bool(body.stream))
+        wire = _Wire(served.engine.tokenizer, name, body)
         if body.stream:
-            events = _events(generation, fields, include_usage=body.include_usage)
-            return await EventStream.begun(events, generation, request.receive)
-        return await unless_disconnected(request.receive, _answer(generation, fields))
+            events = wire.events(generations, include_usage=body.include_usage)
+            return await EventStream.begun(
+                events, generations, request.receive, settings.request_seconds
+            )
+        return await unless_disconnected(
+            request.receive, wire.answer(generations), settings.request_seconds
+        )
 
     return router
 
 
-async def _answer(generation: Generation, fields: dict[str, Any]) -> Response:
-    async with contextlib.aclosing(generation):
-        text = "".join([delta.text async for delta in generation])
-    choices = [_choice(text, generation.finish_reason)]
-    return JSONResponse(fields | {"choices": choices, "usage": generation.usage()})
+async def _wanted(served: Served, body: CompletionRequest) -> list[tuple[Prompt, SamplingParams]]:
+    """Return each prompt as often as it is to be answered, in the order of the choices."""
+    engine = served.engine
+    prompts = await completion_prompts(engine, body.prompt)
+    count = body.n or 1
+    if len(prompts) * count > 2 * MAX_CHOICES:
+        raise invalid("n", f"{len(prompts)} prompts with 'n' {count} are too many answers.")
+    shape = await asyncio.to_thread(structure, body)
+    grammar = constraint(shape, ToolUse(), "off", engine.tokenizer)
+    wanted = []
+    for prompt in prompts:
+        budget = token_budget(prompt, body.token_limit, engine.max_model_len, DEFAULT_MAX_TOKENS)
+        params = sampling_params(body, engine, budget, grammar)
+        wanted += [(prompt, of_choice(params, i)) for i in range(count)]
+    return wanted
 
 
-async def _events(
-    generation: Generation, fields: dict[str, Any], *, include_usage: bool
-) -> AsyncGenerator[bytes, None]:
-    no_usage = {"usage": None} if include_usage else {}
-    try:
-        async for delta in generation:
-            if delta.text or delta.finish_reason:
-                choices = [_choice(delta.text, delta.finish_reason)]
-                yield event(fields | {"choices": choices} | no_usage)
-        if include_usage:
-            yield event(fields | {"choices": [], "usage": generation.usage()})
-    except ApiError as error:
-        yield event(error.body())
-    yield DONE
+class _Wire:
+    """One request's answers in OpenAI's format, whole or as chunks."""
+
+    def __init__(self, tokenizer: ServingTokenizer, model: str, body: CompletionRequest) -> None:
+        self._tokenizer = tokenizer
+        self._body = body
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    async def answer(self, generations: Generations) -> Response:
+        """Return the answers once all are complete."""
+        texts = [_Text(self._tokenizer, one, self._body) for one in generations.each]
+        async with contextlib.aclosing(generations):
+            async for index, delta in generations:
+                texts[index].add(delta)
+        choices = [
+            text.choice(i, text.text, text.logprobs, generations.each[i].finish_reason)
+            for i, text in enumerate(texts)
+        ]
+        return JSONResponse(self._head | {"choices": choices, "usage": usage(generations)})
+
+    async def events(
+        self, generations: Generations, *, include_usage: bool
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the answers as events."""
+        no_usage = {"usage": None} if include_usage else {}
+        texts = [_Text(self._tokenizer, one, self._body) for one in generations.each]
+
+        def chunk(choice: dict[str, Any]) -> bytes:
+            return event(self._head | {"choices": [choice]} | no_usage)
+
+        try:
+            if self._body.echo:
+                for i, text in enumerate(texts):
+                    yield chunk(text.choice(i, text.text, None, None))
+            async for index, delta in generations:
+                text = texts[index]
+                logprobs = text.add(delta)
+                if delta.text or delta.finish_reason or logprobs:
+                    yield chunk(text.choice(index, delta.text, logprobs, delta.finish_reason))
+            if include_usage:
+                yield event(self._head | {"choices": [], "usage": usage(generations)})
+        except ApiError as error:
+            yield event(error.body())
+        yield DONE
 
 
-def _choice(text: str, finish_reason: str | None) -> dict[str, Any]:
-    return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+class _Text:
+    """One answer as it comes together, the prompt in front where it is to be echoed."""
+
+    def __init__(
+        self, tokenizer: ServingTokenizer, generation: Generation, body: CompletionRequest
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._top = body.logprobs
+        self._stream = None if body.logprobs is None else LogprobStream(tokenizer)
+        self._offset = 0
+        self._parts = [generation.prompt.text] if body.echo else []
+        self.logprobs: dict[str, Any] | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self._parts)
+
+    def add(self, delta: Delta) -> dict[str, Any] | None:
+        """Take a delta; return the log probabilities it settles."""
+        self._parts.append(delta.text)
+        if self._stream is None or self._top is None:
+            return None
+        settled = self._stream.feed(delta)
+        new, self._offset = legacy_logprobs(self._tokenizer, settled, self._top, self._offset)
+        if self.logprobs is None:
+            self.logprobs = {key: [] for key in new}
+        for key, values in new.items():
+            self.logprobs[key] += values
+        return new if settled else None
+
+    def choice(
+        self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None
+    ) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}

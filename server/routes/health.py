@@ -1,16 +1,26 @@
-"""GET /health."""
+"""GET /health and GET /version."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from server.served import Served
+from server.versions import version
 
 __all__ = ["routes"]
 
 
-def routes() -> APIRouter:
-    """Return the route; it answers as long as the process takes requests."""
+def routes(served: Served) -> APIRouter:
+    """Return the routes."""
     router = APIRouter()
 
     @router.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
+    async def health() -> Response:
+        if served.engine.alive:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "the engine has stopped; restart the server"}, 503)
+
+    @router.get("/version")
+    async def get_version() -> dict[str, str]:
+        return {"version": version()}
 
     return router

@@ -10,12 +10,12 @@ __all__ = ["routes"]
 
 
 def routes(served: Served) -> APIRouter:
-    """Return the routes, listing `served` alone."""
+    """Return the routes, listing the one model under each of its names."""
     router = APIRouter()
 
-    def card() -> dict[str, Any]:
+    def card(name: str) -> dict[str, Any]:
         return {
-            "id": served.name,
+            "id": name,
             "object": "model",
             "created": served.created,
             "owned_by": "grout",
@@ -24,12 +24,11 @@ def routes(served: Served) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [card()]}
+        return {"object": "list", "data": [card(name) for name in served.names]}
 
     # A path: Hub ids hold a slash, and clients do not all escape it.
     @router.get("/v1/models/{name:path}")
     async def get_model(name: str) -> dict[str, Any]:
-        served.check_name(name)
-        return card()
+        return card(served.check_name(name))
 
     return router

@@ -1,5 +1,7 @@
 """A device, model and tokenizer that follow the real ones' contracts, in plain Python.
 
+The cache refuses, on the host and on the device, a write to a page that several rows have.
+
 The device runs nothing until it is waited for (or, by chance, earlier), so a step loop that reads
 ids too early, reloads a batch in flight, or hands out a page still in use gets wrong tokens. The
 model's next token is a hash of every token it finds in the KV pages of its row, so one wrong
@@ -21,11 +23,13 @@ from grout.engine import Engine
 from grout.pages import PagePool
 from grout.runner import Runner
 from grout.scheduler import Scheduler
-from models.batch import Slot
+from models.slot import PLAIN, Features, Slot
 
 VOCAB = 97
 EOS = 96
 PAGE_SIZE = 4
+BAD_SEED = 666
+"""Requests with this seed get bad logits."""
 
 
 class FakeDevice:
@@ -76,12 +80,35 @@ class FakeEvent:
 
 
 class FakePinned:
-    def __init__(self, shape: tuple[int, ...], _dtype: object, device: FakeDevice) -> None:
-        self.numpy = np.zeros(shape, np.int32)
+    def __init__(self, shape: tuple[int, ...], dtype: Any, device: FakeDevice) -> None:
+        self.numpy = np.zeros(shape, dtype)
         self._device = device
 
+    def copy_from(self, array: "FakeArray") -> None:
+        self._device.enqueue(lambda: np.copyto(self.numpy, array.data))
+
+
+class FakeArray:
+    """Device memory: written in order with everything else."""
+
+    def __init__(self, data: np.ndarray, device: FakeDevice) -> None:
+        self.data = data
+        self._device = device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.data.dtype
+
+    def __getitem__(self, at: Any) -> "FakeArray":
+        return FakeArray(self.data[at], self._device)
+
     def copy_from(self, array: np.ndarray) -> None:
-        self._device.enqueue(lambda: np.copyto(self.numpy, array))
+        given = np.array(array)
+        self._device.enqueue(lambda: np.copyto(self.data, given))
 
 
 class FakeGraph:
@@ -109,54 +136,96 @@ def capture(device: FakeDevice, fn: Callable[[], None]) -> FakeGraph:
         device.capturing = None
 
 
-fake_tilert = SimpleNamespace(capture=capture, pinned=FakePinned, i32="i32")
+fake_tilert = SimpleNamespace(capture=capture, pinned=FakePinned)
 
 
 class FakeCache:
+    """`owner`: the row that may write a page. `readers`: the rows that have it to read only."""
+
     def __init__(self, device: FakeDevice, num_pages: int, max_seqs: int, max_len: int) -> None:
         self.num_pages = num_pages
         self.page_size = PAGE_SIZE
         self.max_seqs = max_seqs
         self.max_len = max_len
         self.owner: dict[int, int] = {}
-        self.tables: dict[int, list[int]] = {}
+        self.readers: dict[int, set[int]] = {}
+        self.tables: dict[int, tuple[list[int], int]] = {}
         self.tokens = np.full((num_pages, PAGE_SIZE), -1, np.int64)
+        self.scrubbed: list[int] = []
+        self.histories: dict[int, tuple[list[int], list[int]]] = {}
+        self.history = SimpleNamespace(set=self._set_history)
         self._device = device
 
-    def set_pages(self, row: int, pages: Sequence[int]) -> None:
-        for page in pages:
+    def set_pages(self, row: int, pages: Sequence[int], shared: int = 0) -> None:
+        others = {page for page, rows in self.readers.items() if rows - {row}}
+        for at, page in enumerate(pages):
             if self.owner.get(page, row) != row:
                 raise ValueError(f"page {page} belongs to row {self.owner[page]}")
+            if at >= shared and page in others:
+                raise ValueError(f"page {page} is shared and cannot be written by row {row}")
         self.owner = {page: r for page, r in self.owner.items() if r != row}
-        self.owner.update(dict.fromkeys(pages, row))
-        table = list(pages)
+        self.owner.update(dict.fromkeys(pages[shared:], row))
+        for rows in self.readers.values():
+            rows.discard(row)
+        for page in pages[:shared]:
+            self.readers.setdefault(page, set()).add(row)
+        table = list(pages), shared
         self._device.enqueue(lambda: self.tables.__setitem__(row, table))
 
     def clear(self, row: int) -> None:
         self.set_pages(row, [])
 
+    def scrub(self, pages: Sequence[int]) -> None:
+        self.scrubbed += pages
+        self._device.enqueue(lambda: self.tokens.__setitem__(list(pages), -1))
+
+    def _set_history(self, row: int, prompt: Sequence[int], produced: Sequence[int]) -> None:
+        self.histories[row] = [int(token) for token in prompt], list(produced)
+
+    @property
+    def in_use(self) -> set[int]:
+        return set(self.owner) | {page for page, rows in self.readers.items() if rows}
+
     def write(self, row: int, position: int, token: int) -> None:
-        page = self.tables[row]
-        if position // PAGE_SIZE < len(page):
-            self.tokens[page[position // PAGE_SIZE], position % PAGE_SIZE] = token
+        pages, shared = self.tables[row]
+        at = position // PAGE_SIZE
+        if at < len(pages):
+            holders = [r for r, (table, _) in self.tables.items() if pages[at] in table]
+            if at < shared or holders != [row]:
+                raise AssertionError(f"row {row} writes page {pages[at]}, held by {holders}")
+            self.tokens[pages[at], position % PAGE_SIZE] = token
 
     def read(self, row: int, length: int) -> list[int]:
-        table = self.tables[row]
+        table, _ = self.tables[row]
         if length > len(table) * PAGE_SIZE:
             return []
         return [int(self.tokens[table[p // PAGE_SIZE], p % PAGE_SIZE]) for p in range(length)]
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeBatch:
     device: FakeDevice
     size: int
-    ids: np.ndarray
-    positions: np.ndarray
     slots: list[Slot]
+    arrays: dict[str, FakeArray]
+    features: Features = PLAIN
+
+    def __getattr__(self, name: str) -> FakeArray:
+        try:
+            return self.arrays[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    @property
+    def logprobs(self) -> dict[str, FakeArray]:
+        return {name: self.arrays[name] for name in ("chosen", "top_ids", "top_values")}
+
+    def allow(self, slot: int, words: np.ndarray) -> None:
+        self.allowed[slot].copy_from(words)
 
     def head(self, n: int) -> "FakeBatch":
-        return replace(self, size=n, ids=self.ids[:n], positions=self.positions[:n])
+        arrays = {name: array[:n] for name, array in self.arrays.items()}
+        return replace(self, size=n, arrays=arrays)
 
     def set(self, slots: Sequence[Slot]) -> None:
         if len(slots) != self.size:
@@ -165,14 +234,28 @@ class FakeBatch:
         if len(set(rows)) != len(rows):
             raise ValueError(f"rows repeat: {rows}")
         given = list(slots)
+        self.features = Features.of(slots)
         self.device.uploads += 1
 
         def upload() -> None:
             self.slots[: self.size] = given
-            self.ids[:] = [slot.token for slot in given]
-            self.positions[:] = [slot.position for slot in given]
+            self.ids.data[:] = [slot.token for slot in given]
+            self.positions.data[:] = [slot.position for slot in given]
 
         self.device.enqueue(upload)
+
+    def sample(self, at: int, context: Sequence[int]) -> None:
+        """Choose slot `at`'s next token: the model's, or the next one allowed after it."""
+        arrays = {name: array.data for name, array in self.arrays.items()}
+        token = next_token(context, self.slots[at])
+        bits = np.unpackbits(arrays["allowed"][at].view(np.uint8), bitorder="little")[:VOCAB]
+        while self.slots[at].masked and not bits[token]:
+            token = (token + 1) % VOCAB
+        arrays["ids"][at] = token
+        arrays["bad"][at] = self.slots[at].seed == BAD_SEED
+        arrays["chosen"][at] = -float(token)
+        arrays["top_ids"][at] = (token + np.arange(20)) % VOCAB
+        arrays["top_values"][at] = -token - np.arange(20)
 
 
 def next_token(context: Sequence[int], slot: Slot) -> int:
@@ -193,9 +276,11 @@ class FakeTransformer:
     """`fail_prefill` and `fail_decode` are raised once, at the call; `fail_late` on the device."""
 
     page_size = PAGE_SIZE
+    config = SimpleNamespace(vocab_size=VOCAB)
 
     def __init__(self, device: FakeDevice) -> None:
         self.device = device
+        self.cache: Any = None
         self.decodes = 0
         self.chunks: list[tuple[int, int]] = []
         self.fail_prefill: Exception | None = None
@@ -203,10 +288,22 @@ class FakeTransformer:
         self.fail_late: Exception | None = None
         self.moved: weakref.ref[Moved] | None = None
 
-    def new_batch(self, _cache: FakeCache, size: int) -> FakeBatch:
-        padding = Slot(-1, 0, 0, 0.0, 0, 1.0, 0.0, 0)
-        ids, positions = np.zeros(size, np.int32), np.zeros(size, np.int32)
-        return FakeBatch(self.device, size, ids, positions, [padding] * size)
+    def new_batch(self, cache: FakeCache, size: int) -> FakeBatch:
+        self.cache = cache
+
+        def array(dtype: Any, *shape: int, fill: int = 0) -> FakeArray:
+            return FakeArray(np.full((size, *shape), fill, dtype), self.device)
+
+        arrays = {
+            "ids": array(np.int32),
+            "positions": array(np.int32),
+            "bad": array(np.int32),
+            "allowed": array(np.uint32, -(-VOCAB // 32)),
+            "chosen": array(np.float32),
+            "top_ids": array(np.int32, 20),
+            "top_values": array(np.float32, 20),
+        }
+        return FakeBatch(self.device, size, [Slot(-1, 0, 0)] * size, arrays)
 
     def prefill(self, cache: FakeCache, batch: FakeBatch, tokens: np.ndarray, start: int) -> None:
         failure, self.fail_prefill = self.fail_prefill, None
@@ -219,12 +316,13 @@ class FakeTransformer:
             for offset, token in enumerate(tokens):
                 cache.write(slot.row, start + offset, int(token))
             end = start + len(tokens)
-            batch.ids[0] = next_token(cache.read(slot.row, end), slot)
-            batch.positions[0] = end
+            batch.sample(0, cache.read(slot.row, end))
+            batch.positions.data[0] = end
 
         self.device.enqueue(work)
 
-    def decode(self, cache: FakeCache, batch: FakeBatch) -> None:
+    def decode(self, cache: FakeCache, batch: FakeBatch, features: Features) -> None:
+        assert features.cover(batch.features)
         failure, self.fail_decode = self.fail_decode, None
         if failure is not None:
             moved = Moved()
@@ -239,10 +337,10 @@ class FakeTransformer:
             for at in range(batch.size):
                 slot = batch.slots[at]
                 if slot.row >= 0:
-                    position = int(batch.positions[at])
-                    cache.write(slot.row, position, int(batch.ids[at]))
-                    batch.ids[at] = next_token(cache.read(slot.row, position + 1), slot)
-                    batch.positions[at] += 1
+                    position = int(batch.positions.data[at])
+                    cache.write(slot.row, position, int(batch.ids.data[at]))
+                    batch.sample(at, cache.read(slot.row, position + 1))
+                    batch.positions.data[at] += 1
 
         self.device.enqueue(work)
 
@@ -252,6 +350,11 @@ class FakeTokenizer:
 
     vocab_size = VOCAB
     special_ids = frozenset({EOS})
+
+    def encode(self, text: str) -> list[int]:
+        """Of an even number of letters."""
+        letters = text.encode()
+        return [low - 97 + 26 * (high - 97) for low, high in zip(*[iter(letters)] * 2, strict=True)]
 
     def token_bytes(self, token: int) -> bytes:
         if token == EOS:
@@ -290,6 +393,7 @@ def make_engine(
         page_size=PAGE_SIZE,
         max_num_seqs=max_num_seqs,
         prefill_chunk=prefill_chunk,
+        prefix_caching=settings.prefix_caching,
     )
     return Engine(
         settings,

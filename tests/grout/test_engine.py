@@ -56,7 +56,7 @@ def assert_at_rest(engine: Engine) -> None:
     stats = engine.stats()
     assert (stats["running"], stats["waiting"]) == (0, 0)
     assert stats["pages_free"] == stats["pages_total"]
-    assert engine._loop.runner.cache.owner == {}  # type: ignore[attr-defined]
+    assert engine._loop.runner.cache.in_use == set()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])

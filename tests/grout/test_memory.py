@@ -5,6 +5,7 @@ from grout.errors import ConfigError, OutOfMemory
 from grout.memory import (
     CPU_CACHE_BYTES,
     GPU_RESERVE,
+    Budget,
     CachePlan,
     cache_budget,
     check_weights,
@@ -19,7 +20,8 @@ TINY, QWEN = PRESETS["tiny-qwen3"], PRESETS["qwen3-0.6b"]
 
 def plan(config: EngineConfig, limit: int, pages: int, kind: str = "cuda") -> CachePlan:
     """A plan for a budget of `pages` pages of 16 tokens and 1 KiB."""
-    return plan_cache(config, limit, kind=kind, budget=pages * 1024, page_bytes=1024, page_size=16)
+    budget = Budget(pages * 1024, "the rest is in use", "raise gpu_memory_utilization")
+    return plan_cache(config, limit, kind=kind, budget=budget, page_bytes=1024, page_size=16)
 
 
 def test_the_context_is_the_models_unless_told() -> None:
@@ -51,13 +53,13 @@ def test_an_explicit_context_that_does_not_fit_is_refused_with_what_would() -> N
 
 @pytest.mark.parametrize("budget", [0, -5])
 def test_no_memory_at_all_is_refused(budget: int) -> None:
-    with pytest.raises(OutOfMemory, match=r"0\.0 MiB are left; use a smaller model"):
+    with pytest.raises(OutOfMemory, match=r"0\.0 MiB are left \(the rest is in use\); use a smal"):
         plan(EngineConfig(), 160, budget)
 
 
 def test_the_cpu_cache_is_capped_unless_one_request_needs_more() -> None:
     page = 2**20
-    budget = 4 * CPU_CACHE_BYTES
+    budget = Budget(4 * CPU_CACHE_BYTES, "", "")
     config = EngineConfig(max_num_seqs=64)
     kwargs = {"kind": "cpu", "budget": budget, "page_bytes": page, "page_size": 16}
     assert plan_cache(config, 4096, **kwargs).num_pages == CPU_CACHE_BYTES // page  # type: ignore[arg-type]
@@ -65,10 +67,34 @@ def test_the_cpu_cache_is_capped_unless_one_request_needs_more() -> None:
     assert plan_cache(long, 40960, **kwargs) == CachePlan(2560, 40960)  # type: ignore[arg-type]
 
 
+def test_all_of_an_explicit_cache_is_used() -> None:
+    config = EngineConfig(max_num_seqs=1, kv_cache_memory=40 * 1024)
+    assert plan(config, 160, 40) == CachePlan(40, 160)
+    assert plan(config, 160, 40, kind="cpu") == CachePlan(40, 160)
+
+
 def test_budgets() -> None:
     config = EngineConfig(gpu_memory_utilization=0.5)
-    assert cache_budget(config, "cuda", 80, 100, 0) == 50 - 20 - GPU_RESERVE
-    assert cache_budget(config, "cpu", 1000, 4000, 100) == 400
+    assert cache_budget(config, "cuda", 80, 100, 0).bytes == 50 - 20 - GPU_RESERVE
+    assert cache_budget(config, "cpu", 1000, 4000, 100).bytes == 400
+    gpu = cache_budget(config, "cuda", 60 * 2**30, 80 * 2**30, 2**30)
+    assert gpu.bytes == (40 - 20 - 1) * 2**30 - GPU_RESERVE
+    assert gpu.account == (
+        "gpu_memory_utilization 0.5 of 80.00 GiB is 40.00 GiB, of which 20.00 GiB are in use, "
+        "1.00 GiB are set aside for activations and 0.25 GiB for the driver"
+    )
+
+
+def test_an_explicit_cache_must_be_there_to_be_had() -> None:
+    config = EngineConfig(kv_cache_memory=3 * 2**30)
+    assert cache_budget(config, "cuda", 5 * 2**30, 80 * 2**30, 2**30).bytes == 3 * 2**30
+    assert cache_budget(config, "cpu", 5 * 2**30, 80 * 2**30, 2**30).bytes == 3 * 2**30
+    left = 2 * 2**30 - GPU_RESERVE
+    with pytest.raises(
+        OutOfMemory, match=f"3.00 GiB, but of 3.00 GiB free .* {left} bytes or"
+    ) as e:
+        cache_budget(config, "cuda", 3 * 2**30, 80 * 2**30, 2**30)
+    assert (e.value.needed, e.value.available) == (3 * 2**30, left)
 
 
 def test_weights_that_do_not_fit_are_refused_before_loading() -> None:

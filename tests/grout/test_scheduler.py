@@ -1,3 +1,4 @@
+import itertools
 import random
 from collections.abc import Sequence as Ordered
 
@@ -8,18 +9,23 @@ from hypothesis import strategies as st
 from grout.detokenizer import Detokenizer
 from grout.pages import PagePool
 from grout.request import SamplingParams
-from grout.scheduler import Scheduler, Step
+from grout.scheduler import PREFILLS_PER_STEP, Scheduler, Step
 from grout.sequence import Sequence, SequenceState
 from grout.streams import BlockingStream
 
 PAGE = 4
 
 
-def sequence(prompt: int, limit: int) -> Sequence:
+IDS = itertools.count()
+
+
+def sequence(prompt: int, limit: int, priority: int = 0) -> Sequence:
+    """Every prompt is different, from its first token on."""
+    number = next(IDS)
     return Sequence(
-        id=0,
-        prompt=np.arange(prompt, dtype=np.int32),
-        params=SamplingParams(),
+        id=number,
+        prompt=np.arange(prompt, dtype=np.int32) + 1000 * number,
+        params=SamplingParams(priority=priority),
         seed=0,
         stop_ids=frozenset(),
         limit=limit,
@@ -32,14 +38,14 @@ def scheduler(pages: int = 100, rows: int = 4, chunk: int = 8) -> Scheduler:
     return Scheduler(PagePool(pages), page_size=PAGE, max_num_seqs=rows, prefill_chunk=chunk)
 
 
-def produce(step: Step) -> list[Sequence]:
+def produce(plan: Scheduler, step: Step) -> list[Sequence]:
     """Take in one token for each sequence the step gave one; returns those at their limit."""
     produced = list(step.decode)
-    if step.prefill is not None and step.prefill.last:
-        produced.append(step.prefill.sequence)
+    produced += [chunk.sequence for chunk in step.prefills if chunk.last]
     for member in produced:
         member.in_flight -= 1
         member.accept(1)
+        plan.completed(member, member.length - 1)
     return [member for member in produced if member.finish_reason]
 
 
@@ -49,9 +55,8 @@ def advance(plan: Scheduler) -> Step:
     return step
 
 
-def spans(steps: Ordered[Step]) -> list[tuple[int, int] | None]:
-    chunks = [step.prefill for step in steps]
-    return [chunk if chunk is None else (chunk.start, chunk.stop) for chunk in chunks]
+def spans(steps: Ordered[Step]) -> list[list[tuple[int, int]]]:
+    return [[(chunk.start, chunk.stop) for chunk in step.prefills] for step in steps]
 
 
 def test_a_long_prompt_runs_in_chunks_between_decode_steps() -> None:
@@ -62,43 +67,114 @@ def test_a_long_prompt_runs_in_chunks_between_decode_steps() -> None:
     steps = []
     for _ in range(5):
         step = advance(plan)
-        produce(step)
+        produce(plan, step)
         steps.append(step)
-    assert spans(steps) == [(0, 3), (0, 8), (8, 16), (16, 20), None]
+    # The long prompt is not cut for the five tokens that the first step has left.
+    assert spans(steps) == [[(0, 3)], [(0, 8)], [(8, 16)], [(16, 20)], []]
     assert [step.decode for step in steps] == [(), (short,), (short,), (short,), (short, long)]
     assert long.state is SequenceState.RUNNING
 
 
-def test_pages_are_reserved_for_prompt_and_reply() -> None:
+def test_short_prompts_share_a_step_within_the_budget() -> None:
+    plan = scheduler(rows=20, chunk=20)
+    members = [sequence(size, 5) for size in (18, 4, 3, 6, 6, 9)]
+    for member in members:
+        plan.add(member)
+    steps = [advance(plan), advance(plan), advance(plan)]
+    # After eighteen tokens two are left, which is no room for four.
+    assert spans(steps) == [[(0, 18)], [(0, 4), (0, 3), (0, 6), (0, 6)], [(0, 9)]]
+    many = scheduler(rows=20, chunk=20)
+    for _ in range(20):
+        many.add(sequence(1, 5))
+    assert len(advance(many).prefills) == PREFILLS_PER_STEP
+
+
+def test_pages_are_taken_as_tokens_come() -> None:
     plan = scheduler(pages=8)
     first, second = sequence(5, 12), sequence(2, 16)
     plan.add(first)
+    step = advance(plan)
+    assert len(first.pages) == 2  # five positions, and three to spare
+    produce(plan, step)
     plan.add(second)
     step = advance(plan)
-    assert len(first.pages) == 4  # 5 + 12 - 1 positions
-    produce(step)
-    assert plan.pool.free_count == 4
-    step = advance(plan)
-    assert step.prefill is None  # 2 + 16 - 1 positions want 5 pages
-    assert second.state is SequenceState.WAITING
+    assert [chunk.sequence for chunk in step.prefills] == [second]
+    for _ in range(10):
+        produce(plan, step)
+        step = advance(plan)
+    assert (len(first.pages), len(second.pages)) == (4, 3)
+    assert first.length == 5 + 11
     plan.retire(first)
-    assert plan.pool.free_count == 8
-    step = advance(plan)
-    assert step.prefill is not None
-    assert len(second.pages) == 5
+    assert plan.pool.free_count == 5
+
+
+def test_the_last_in_rank_gives_way_and_resumes_with_its_tokens() -> None:
+    plan = scheduler(pages=6)
+    first, second = sequence(5, 12), sequence(5, 12)
+    plan.add(first)
+    plan.add(second)
+    while not plan.preemptions:
+        step = advance(plan)
+        produce(plan, step)
+    assert second.state is SequenceState.WAITING
+    assert (second.row, second.pages, second.prefilled) == (-1, (), 0)
+    assert plan.take_left_rows() == [1]
+    assert plan.running == [first]
+    had = list(second.produced)
+    assert len(had) > 0
+    while second.state is SequenceState.WAITING:
+        for member in produce(plan, advance(plan)):
+            plan.retire(member)
+    assert first.done
+    assert second.produced[: len(had)] == had
+    # Its pages were still in the cache, all but the last or those that were needed meanwhile.
+    chunk_start = second.frozen * PAGE
+    assert second.length - 1 >= chunk_start
+    while not second.finish_reason:
+        produce(plan, advance(plan))
+    assert len(second.produced) == 12
+
+
+def test_a_sequence_gives_way_to_itself_when_it_is_the_last() -> None:
+    plan = scheduler(pages=4)
+    first, second = sequence(8, 9), sequence(4, 9)
+    plan.add(first)
+    produce(plan, advance(plan))
+    plan.add(second)
+    done: list[Sequence] = []
+    for _ in range(40):
+        step = plan.schedule()
+        if step is None:
+            break
+        for member in produce(plan, step):
+            plan.retire(member)
+            done.append(member)
+    assert done == [first, second]
+
+
+def test_rank_is_priority_then_arrival() -> None:
+    plan = scheduler(rows=1, chunk=4)
+    late, normal, urgent = sequence(2, 1, 5), sequence(2, 1), sequence(2, 1, -1)
+    order = []
+    for member in (late, normal, urgent):
+        plan.add(member)
+    while plan.busy:
+        for member in produce(plan, advance(plan)):
+            plan.retire(member)
+            order.append(member)
+    assert order == [urgent, normal, late]
 
 
 def test_nobody_overtakes_the_head_of_the_queue() -> None:
     plan = scheduler(pages=4)
-    holder, large, small = sequence(2, 3), sequence(4, 13), sequence(1, 1)
+    holder, large, small = sequence(2, 3), sequence(13, 2), sequence(1, 1)
     for member in (holder, large, small):
         plan.add(member)
     first = advance(plan)
-    assert first.prefill is not None
-    assert first.prefill.sequence is holder
-    produce(first)
+    assert [chunk.sequence for chunk in first.prefills] == [holder]
+    produce(plan, first)
     second = advance(plan)
-    assert second.prefill is None
+    assert second.prefills == ()
     assert list(plan.waiting) == [large, small]
 
 
@@ -110,14 +186,60 @@ def test_a_step_is_not_run_ahead_when_the_batch_will_change() -> None:
     assert plan.follows(first)  # its next chunk depends on nothing
     second = advance(plan)
     assert not plan.follows(second)  # its first token comes
-    produce(second)
+    produce(plan, second)
     third = advance(plan)
     assert plan.follows(third)  # the same batch again
     fourth = advance(plan)
     assert not plan.follows(fourth)  # its limit is reached in flight
     assert plan.schedule() is None
-    produce(third)
-    assert produce(fourth) == [member]
+    produce(plan, third)
+    assert produce(plan, fourth) == [member]
+
+
+def test_a_step_is_not_run_ahead_when_somebody_will_have_to_give_way() -> None:
+    plan = scheduler(pages=4)
+    first, second = sequence(4, 9), sequence(4, 9)
+    plan.add(first)
+    plan.add(second)
+    produce(plan, advance(plan))
+    step = advance(plan)
+    while plan.pool.free_count:
+        assert plan.follows(step)
+        produce(plan, step)
+        step = advance(plan)
+    for _ in range(3):
+        assert plan.follows(step)
+        following = advance(plan)
+        produce(plan, step)
+        step = following
+    assert not plan.follows(step)
+    produce(plan, step)
+    assert advance(plan).decode == (first,)
+    assert plan.preemptions == 1
+
+
+def test_a_prefix_is_found_and_its_last_token_run_again() -> None:
+    plan = scheduler(chunk=32)
+    prompt = np.arange(12, dtype=np.int32)
+    members = [sequence(12, 4) for _ in range(3)]
+    for member in members:
+        member.prompt = prompt
+    members[2].prompt = prompt[:9]
+    for member in members[:2]:
+        plan.add(member)
+    produce(plan, advance(plan))
+    step = advance(plan)
+    assert spans([step]) == [[(8, 12)]]
+    produce(plan, step)
+    assert members[1].pages[:2] == members[0].pages[:2]
+    assert members[1].pages[2] != members[0].pages[2]
+    for page in members[0].pages[:2]:
+        assert plan.pool.references(page) == 2
+    plan.add(members[2])
+    assert spans([advance(plan)]) == [[(8, 9)]]
+    for member in members:
+        plan.retire(member)
+    assert plan.pool.free_count == plan.pool.total
 
 
 def test_retiring_gives_back_rows_and_pages_in_every_state() -> None:
@@ -126,7 +248,7 @@ def test_retiring_gives_back_rows_and_pages_in_every_state() -> None:
     for member in (running, prefilling, waiting):
         plan.add(member)
         step = advance(plan)
-        produce(step)
+        produce(plan, step)
     assert [m.state.value for m in plan.sequences] == ["running", "prefill", "waiting"]
     for member in (waiting, prefilling, running):
         plan.retire(member)
@@ -145,11 +267,13 @@ def test_retiring_gives_back_rows_and_pages_in_every_state() -> None:
     st.integers(1, 9),
     st.integers(0, 2**32),
 )
-def test_every_sequence_finishes_and_never_shares(
+def test_every_sequence_finishes_and_no_page_is_written_while_shared(
     sizes: list[tuple[int, int]], pages: int, rows: int, chunk: int, seed: int
 ) -> None:
     plan = scheduler(pages, rows, chunk)
     members = [sequence(*size) for size in sizes]
+    for member in members:
+        member.prompt %= 2 + seed % 3
     chance = random.Random(seed)
     pending = list(members)
     steps = 0
@@ -164,14 +288,17 @@ def test_every_sequence_finishes_and_never_shares(
             continue
         held = [*plan.running, *([plan.prefilling] if plan.prefilling else [])]
         owned = [page for member in held for page in member.pages]
-        assert len(set(owned)) == len(owned) == plan.pool.used_count
+        assert len(set(owned)) == plan.pool.used_count
+        writable = [page for member in held for page in member.pages[member.frozen :]]
+        for page in writable:
+            assert owned.count(page) == plan.pool.references(page) == 1
         assert len({member.row for member in held}) == len(held) <= rows
         for member in step.decode:
             assert member.position < len(member.pages) * PAGE
-        for member in produce(step):
+        for member in produce(plan, step):
             plan.retire(member)
         if plan.running and chance.random() < 0.05:
-            plan.retire(plan.running[0])
+            plan.retire(chance.choice(plan.running))
     assert plan.pool.free_count == pages
     for member in members:
         assert member.done

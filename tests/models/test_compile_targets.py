@@ -5,7 +5,7 @@ import pytest
 
 import models.kernels
 import tilert
-from models.batch import Slot
+from models.batch import Features, Slot
 from models.presets import PRESETS
 from models.transformer import Transformer
 from tilert.target_device import TargetDevice
@@ -25,6 +25,7 @@ def serve(
     cache.set_pages(0, list(range(16)))
     for size in batches:
         model.decode(cache, model.new_batch(cache, size))
+    model.decode(cache, model.new_batch(cache, 2), Features(edits=True, logprobs=True))
     batch = model.new_batch(cache, 1)
     batch.set([Slot(row=0, token=0, position=0)])
     for length in prompts:

@@ -162,7 +162,7 @@ def test_rope_divisors(make_gguf: MakeGGUF) -> None:
     ("metadata", "message"),
     [
         ({"general.architecture": "mamba"}, r"tiny\.gguf: architecture 'mamba'"),
-        ({"llama.block_count": None}, r"metadata llama\.block_count is missing"),
+        ({"llama.block_count": None}, r"tiny\.gguf: llama\.block_count is missing"),
         ({"llama.expert_count": 8}, r"llama\.expert_count is 8"),
         ({"llama.attention.key_length": 24}, "head_dim is 24"),
         ({"llama.rope.dimension_count": 8}, r"llama\.rope\.dimension_count is 8"),

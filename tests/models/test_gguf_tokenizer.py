@@ -69,7 +69,8 @@ def test_round_trip(pre: str, text: str) -> None:
     tokenizer = ROUND_TRIP[pre]
     raw = b"".join(tokenizer.token_bytes(token) for token in tokenizer.encode(text))
     if pre == "qwen2":  # normalises to NFC, as Qwen's tokenizer.json does
-        assert tokenizer.decode(tokenizer.encode(raw.decode())) == raw.decode()
+        again = tokenizer.encode(raw.decode())
+        assert tokenizer.decode(again, skip_special_tokens=False) == raw.decode()
     else:
         assert raw == text.encode()
 

@@ -15,8 +15,10 @@ from tilert import Device, f32, i32
 
 Ints = NDArray[np.int64]
 
-# (logits a step, thresholds a round): whole rows, and blocks with a ragged end.
-WAYS = [(64, 1), (16, 1), (16, 3), (1024, 4)]
+# (length of a chunk, chunks a program, chunks a step, thresholds a round): rows of one chunk and of
+# several, a ragged end, searches of one step and of more.
+WAYS = [(64, 1, 1, 3), (16, 2, 2, 3), (16, 3, 1, 7), (8, 7, 8, 4)]
+Way = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -36,37 +38,86 @@ def sample(
     seeds: list[int],
     positions: NDArray[np.int32] | None = None,
     rows: NDArray[np.int32] | None = None,
-    way: tuple[int, int] = WAYS[0],
+    way: Way = WAYS[0],
 ) -> tuple[Ints, Ints]:
     """Ids and positions after one step of a batch; logits [B, V]."""
+    ids, places, _, _ = sample_all(device, logits, chosen, seeds, positions, rows, way)
+    return ids, places
+
+
+def sample_all(
+    device: Device,
+    logits: NDArray[np.float32],
+    chosen: list[Settings],
+    seeds: list[int],
+    positions: NDArray[np.int32] | None = None,
+    rows: NDArray[np.int32] | None = None,
+    way: Way = WAYS[0],
+) -> tuple[Ints, Ints, Floats, Ints]:
+    """As `sample`; also the lowest logits kept, and which slots had a NaN."""
     count, vocabulary = logits.shape
-    block, fan = way
-    chunks = -(-vocabulary // block)
+    length, side, group, fan = way
+    chunks = -(-vocabulary // length)
     positions = np.zeros(count, np.int32) if positions is None else positions
     rows = np.arange(count, dtype=np.int32) if rows is None else rows
-    on_device = put(logits, device)
-    best = poisoned((count, chunks), f32, device)
-    index = poisoned((count, chunks), i32, device)
-    kernels.chunk_best(best.partition(1, 1), index.partition(1, 1), on_device, chunk=block).run()
+    padded = np.full((count, chunks * length), -np.inf, np.float32)
+    padded[:, :vocabulary] = logits
+    x = put(padded.reshape(count, chunks, length), device)
+    shape, piece = (count, chunks), (1, side)
+    best, score = (poisoned(shape, f32, device) for _ in range(2))
+    index, broken, rank, order, token = (poisoned(shape, i32, device) for _ in range(5))
+    lowest = poisoned((count,), f32, device)
     ids = poisoned((count,), i32, device)
     places = put(positions, device)
+    bad = tilert.zeros((count,), i32, device)
+    temperature = put(np.array([s.temperature for s in chosen], np.float32), device)
+    wanted = [s.temperature > 0 and (s.top_k > 0 or s.top_p < 1) for s in chosen]
+    filters = put(np.array(wanted, np.int32), device)
     words = [(seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF) for seed in seeds]
-    kernels.sample(
-        ids.partition(1),
-        places.partition(1),
-        on_device,
+    kernels.chunk_best(
+        best.partition(*piece), index.partition(*piece), broken.partition(*piece), x
+    ).run()
+    kernels.rank_chunks(rank.partition(*piece), best, filters).run()
+    kernels.order_chunks(order.partition(*piece), rank, filters).run()
+    kernels.threshold(
+        lowest.partition(1),
+        x,
         best,
-        index,
-        put(rows, device),
-        put(np.array([s.temperature for s in chosen], np.float32), device),
+        order,
+        temperature,
         put(np.array([s.top_k for s in chosen], np.int32), device),
         put(np.array([s.top_p for s in chosen], np.float32), device),
-        put(np.array([s.min_p for s in chosen], np.float32), device),
-        put(np.array(words, np.uint32), device),
-        block=block,
+        filters,
+        group=group,
         fan=fan,
     ).run()
-    return ids.numpy().astype(np.int64), places.numpy().astype(np.int64)
+    kernels.draw(
+        score.partition(*piece),
+        token.partition(*piece),
+        x,
+        best,
+        index,
+        lowest,
+        places,
+        temperature,
+        put(np.array([s.min_p for s in chosen], np.float32), device),
+        put(np.array(words, np.uint32), device),
+    ).run()
+    kernels.pick(
+        ids.partition(1),
+        places.partition(1),
+        bad.partition(1),
+        score,
+        token,
+        broken,
+        put(rows, device),
+    ).run()
+    return (
+        ids.numpy().astype(np.int64),
+        places.numpy().astype(np.int64),
+        lowest.numpy().astype(np.float64),
+        bad.numpy().astype(np.int64),
+    )
 
 
 def repeated(
@@ -74,7 +125,7 @@ def repeated(
     logits: NDArray[np.float32],
     chosen: Settings,
     count: int,
-    way: tuple[int, int] = WAYS[0],
+    way: Way = WAYS[0],
 ) -> Ints:
     """Draws of `count` slots that differ in their seed alone; logits [V]."""
     rows = np.broadcast_to(logits, (count, len(logits))).copy()
@@ -130,9 +181,7 @@ def test_greedy_takes_the_first_of_equal_logits(device: Device) -> None:
     ],
     ids=str,
 )
-def test_draws_follow_the_filtered_distribution(
-    device: Device, chosen: Settings, way: tuple[int, int]
-) -> None:
+def test_draws_follow_the_filtered_distribution(device: Device, chosen: Settings, way: Way) -> None:
     """Pearson's chi-square over the tokens that are kept; no other token is ever drawn."""
     logits = np.random.default_rng(5).standard_normal(50).astype(np.float32) * 2
     expected = probabilities(logits, chosen)
@@ -165,9 +214,7 @@ def test_top_k_keeps_all_that_tie_with_the_last(device: Device) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_the_threshold_is_exact_to_the_last_bit(
-    device: Device, way: tuple[int, int], sign: float
-) -> None:
+def test_the_threshold_is_exact_to_the_last_bit(device: Device, way: Way, sign: float) -> None:
     """The search ends at the key itself, not at a neighbour."""
     top = np.float32(sign * 1.5)
     logits = np.array([top, np.nextafter(top, np.float32(-9)), -3, -3], np.float32)
@@ -212,7 +259,7 @@ def test_tiny_temperature_is_greedy(device: Device) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_broken_logits_give_some_token(device: Device, way: tuple[int, int]) -> None:
+def test_broken_logits_give_some_token(device: Device, way: Way) -> None:
     """NaN and infinities neither hang nor lead outside the vocabulary; numbers beat NaN."""
     logits = np.full((4, 50), np.nan, np.float32)
     logits[1, 20] = 1
@@ -255,6 +302,79 @@ def test_padding_slots_stay_where_they_are(device: Device) -> None:
     rows, places = np.array([2, -1, 0], np.int32), np.array([5, 6, 7], np.int32)
     _, after = sample(device, logits, [Settings()] * 3, [0, 0, 0], places, rows)
     assert after.tolist() == [6, 6, 8]
+
+
+def lowest_kept(logits: NDArray[np.float32], chosen: Settings) -> float:
+    """The least logit that top-k and then top-p keep, by sorting, in float64."""
+    kept = probabilities(logits, replace(chosen, min_p=0.0)) > 0
+    least: float = logits[kept].min()
+    return least
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 6.0])
+@pytest.mark.parametrize("way", [(64, 4, 4, 3), (256, 4, 2, 3), (16, 64, 32, 7)], ids=str)
+def test_the_filters_keep_exactly_what_sorting_keeps(
+    device: Device, way: Way, spread: float
+) -> None:
+    """Rows flat and peaked, on both sides of zero; searches of one step and of many."""
+    rng = np.random.default_rng(7)
+    chosen = [
+        Settings(temperature, top_k, top_p)
+        for temperature in (0.3, 1.0, 3.0)
+        for top_k in (0, 1, 20, 300)
+        for top_p in (0.0, 0.1, 0.5, 0.95, 1.0)
+        if top_k or top_p < 1
+    ]
+    logits = (rng.standard_normal((len(chosen), 3000)) * spread).astype(np.float32)
+    logits += rng.choice(np.array([-20, 0, 20], np.float32), (len(chosen), 1))
+    _, _, found, _ = sample_all(device, logits, chosen, [0] * len(chosen), way=way)
+    for row, one, least in zip(logits, chosen, found, strict=True):
+        wanted = lowest_kept(row, one)
+        # Where sums in f32 and f64 fall on different sides of top_p, a neighbour is right too.
+        between = (row >= min(wanted, least)) & (row < max(wanted, least))
+        assert between.sum() <= (1 if 0 < one.top_p < 1 else 0), one
+
+
+def test_ties_beyond_a_step_are_kept(device: Device) -> None:
+    """Hundreds of chunks share their maximum, more than top-k or a step asks for."""
+    logits = np.zeros((2, 4000), np.float32)
+    logits[:, 1234] = 1
+    chosen = [Settings(top_k=5), Settings(temperature=1.0, top_p=0.5)]
+    _, _, lowest, _ = sample_all(device, logits, chosen, [1, 2], way=(16, 4, 4, 3))
+    assert lowest.tolist() == [0, 0]
+    first = np.zeros((1, 4000), np.float32)
+    drawn = {
+        int(sample(device, first, [Settings(top_k=1)], [seed], way=(16, 4, 4, 3))[0][0])
+        for seed in range(30)
+    }
+    assert len(drawn) > 20
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_only_the_slot_with_a_nan_is_bad(device: Device, way: Way) -> None:
+    rng = np.random.default_rng(4)
+    logits = rng.standard_normal((4, 50)).astype(np.float32)
+    chosen = [Settings(), Settings(temperature=0), Settings(top_k=3), Settings(top_p=0.5)]
+    clean, _, _, none = sample_all(device, logits, chosen, [1, 2, 3, 4], way=way)
+    assert none.tolist() == [0, 0, 0, 0]
+    for slot, place in ((0, 0), (1, 49), (2, 17), (3, 30)):
+        broken = logits.copy()
+        broken[slot, place] = np.nan
+        ids, _, _, bad = sample_all(device, broken, chosen, [1, 2, 3, 4], way=way)
+        assert bad.tolist() == [int(i == slot) for i in range(4)]
+        others = np.arange(4) != slot
+        assert ids[others].tolist() == clean[others].tolist()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_forbidden_tokens_are_never_drawn(device: Device, way: Way) -> None:
+    """-inf is no token, whatever the temperature and however few are left."""
+    logits = np.full(50, -np.inf, np.float32)
+    logits[[3, 41]] = -5, -3000
+    for chosen in (Settings(temperature=1e9), Settings(top_k=40), Settings(top_p=0.9999)):
+        assert set(repeated(device, logits, chosen, 60, way).tolist()) <= {3, 41}
+    hot = set(repeated(device, logits, Settings(temperature=1e9), 60, way).tolist())
+    assert hot == {3, 41}
 
 
 def test_ways_agree(device: Device) -> None:

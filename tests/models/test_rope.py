@@ -118,7 +118,7 @@ def test_yarn_attention_factor(changes: dict[str, float], expected: float) -> No
 
 
 def test_attention_factor_is_one_otherwise() -> None:
-    assert attention_factor(RopeConfig(type="llama3", factor=8.0)) == 1.0
+    assert attention_factor(RopeConfig(type="linear", factor=8.0)) == 1.0
 
 
 def test_frequency_divisors() -> None:

@@ -5,16 +5,17 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Self, TypeVar
 
 import uvicorn
 
 from grout.errors import PromptTooLong
-from grout.request import Delta, SamplingParams
+from grout.request import Delta, SamplingParams, TokenLogprob
 from server.app import create_app
 from server.protocol import ServingEngine
+from server.settings import Settings
 
 EngineT = TypeVar("EngineT", bound=ServingEngine)
 
@@ -26,9 +27,21 @@ class FakeTokenizer:
     """A token a byte; 256 begins a sequence."""
 
     vocab_size = 257
+    special_ids = frozenset({256})
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return [256] * add_special_tokens + list(text.encode())
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+        raw = b"".join(self.token_bytes(token) for token in ids if token not in skipped)
+        return raw.decode(errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return b"<|begin|>" if token == 256 else bytes([token])
+
+    def token_to_id(self, text: str) -> int | None:
+        return 256 if text == "<|begin|>" else None
 
 
 class FakeTemplate:
@@ -37,6 +50,7 @@ class FakeTemplate:
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
         self.kwargs: dict[str, Any] = {}
+        self.tools: list[dict[str, Any]] | None = None
         self.failure: Exception | None = None
         self.ending = "<assistant>"
 
@@ -50,6 +64,7 @@ class FakeTemplate:
         if self.failure is not None:
             raise self.failure
         self.seen, self.kwargs = list(messages), kwargs
+        self.tools = None if tools is None else list(tools)
         lines = [f"<{message['role']}>{message['content']}\n" for message in messages]
         return "".join(lines) + self.ending * add_generation_prompt
 
@@ -82,6 +97,8 @@ class FakeEngine:
     aborted: int = 0
     finished: int = 0
     closed: bool = False
+    alive: bool = True
+    cached_tokens: int = 0
 
     def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[Delta]:
         if self.refusal is not None:
@@ -115,7 +132,12 @@ class FakeEngine:
                 yield Delta("", (), "length")
                 return
             await asyncio.sleep(self.delay)
-            yield Delta(self.reply[sent % len(self.reply)], (sent,), None)
+            text = self.reply[sent % len(self.reply)]
+            cached = self.cached_tokens if sent == 0 else 0
+            if params.logprobs is None:
+                yield Delta(text, (sent,), None, cached_tokens=cached)
+            else:
+                yield byte_delta(text, params.logprobs, cached)
             sent += 1
         if sent == self.fail_after:
             raise self.failure
@@ -124,6 +146,9 @@ class FakeEngine:
 
     def close(self) -> None:
         self.closed = True
+
+    def stats(self) -> dict[str, int]:
+        return {"running": self.running, "waiting": 0, "pages_free": 3, "pages_total": 4}
 
     @property
     def text(self) -> str:
@@ -134,16 +159,25 @@ class FakeEngine:
         return bytes(token for token in self.requests[-1][0] if token < 256).decode()
 
 
+def byte_delta(text: str, top: int, cached: int) -> Delta:
+    """A delta of one token a byte, each with `top` alternatives."""
+    logprobs = tuple(
+        TokenLogprob(byte, -0.5, tuple(((byte + i) % 256, -0.5 - i) for i in range(top)))
+        for byte in text.encode()
+    )
+    return Delta(text, tuple(text.encode()), None, logprobs, cached)
+
+
 class Live(Generic[EngineT]):
     """A server for an engine on a loopback port, in a thread of this process."""
 
-    def __init__(self, engine: EngineT, api_key: str | None = None) -> None:
+    def __init__(self, engine: EngineT, settings: Settings | None = None) -> None:
         self.engine = engine
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(
-            create_app(engine, api_key=api_key),
+            create_app(engine, settings),
             lifespan="off",
             log_config=None,
             timeout_graceful_shutdown=1,
@@ -176,7 +210,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 @contextlib.contextmanager
-def live(**settings: Any) -> Iterator[Live[FakeEngine]]:
-    """A server for `FakeEngine(**settings)`."""
-    with Live(FakeEngine(**settings)) as server:
+def live(settings: Settings | None = None, **engine: Any) -> Iterator[Live[FakeEngine]]:
+    """A server for `FakeEngine(**engine)`."""
+    with Live(FakeEngine(**engine), settings) as server:
         yield server

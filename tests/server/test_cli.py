@@ -15,43 +15,8 @@ import openai
 import pytest
 
 from server.cli import main
+from tests.server.command import ROOT, run, start
 from tests.server.fakes import MODEL, FakeEngine, Live, wait_for
-
-ROOT = Path(__file__).parents[2]
-
-# The command with `create_engine` replaced; FAKE holds the settings of the fake.
-FAKE_COMMAND = """
-import json, os, sys, grout
-from tests.server.fakes import FakeEngine
-def create_engine(config, progress=None):
-    progress(f"asked for {config}")
-    return FakeEngine(**json.loads(os.environ["FAKE"]))
-grout.create_engine = create_engine
-from server.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def start(*arguments: str, fake: dict[str, object] | None = None) -> "subprocess.Popen[str]":
-    command = ["-m", "server.cli"] if fake is None else ["-c", FAKE_COMMAND]
-    return subprocess.Popen(
-        [sys.executable, *command, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "FAKE": json.dumps(fake)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def run(
-    *arguments: str, fake: dict[str, object] | None = None, stdin: str = ""
-) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of the command."""
-    with start(*arguments, fake=fake) as process:
-        out, err = process.communicate(stdin, timeout=60)
-    return process.returncode, out, err
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from server.schemas import ChatRequest, CompletionRequest
 from tests.server.fakes import FakeEngine, Live
 
 FIELDS = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields})
-OTHERS = ["n", "tools", "logprobs", "logit_bias", "response_format", "user", "echo", "suffix"]
+OTHERS = ["user", "suffix", "best_of", "functions"]
 
 scalars = st.one_of(
     st.none(),

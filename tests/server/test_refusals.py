@@ -7,8 +7,8 @@ import pytest
 
 from grout.errors import EngineClosed, InvalidPrompt, InvalidSamplingParams
 from models.errors import ChatTemplateError
-from server import body as body_module
-from tests.server.fakes import FakeEngine
+from server.settings import Settings
+from tests.server.fakes import FakeEngine, live
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"
@@ -70,9 +70,12 @@ def test_content_type(http: httpx.Client, content_type: str) -> None:
     assert response.json()["error"]["code"] == "unsupported_media_type"
 
 
-def test_body_size(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_module, "MAX_BODY_BYTES", 1000)
-    refused(http, CHAT, b" " * 1001, "request_too_large", None, 413)
+def test_body_size() -> None:
+    with (
+        live(Settings(max_body_bytes=1000)) as server,
+        httpx.Client(base_url=server.url, trust_env=False) as http,
+    ):
+        refused(http, CHAT, b" " * 1001, "request_too_large", None, 413)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +92,24 @@ def test_body_size(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
         *[("min_p", value, "invalid_value") for value in (-0.1, 1.1)],
         *[("seed", value, "invalid_type") for value in (1.0, "1", True)],
         *[("seed", value, "invalid_value") for value in (2**63, -(2**63) - 1, 10**40)],
+        *[("n", value, "invalid_value") for value in (0, 129)],
+        ("n", "1", "invalid_type"),
+        *[("presence_penalty", value, "invalid_value") for value in (-2.1, 2.1)],
+        *[("frequency_penalty", value, "invalid_value") for value in (-2.1, 2.1)],
+        *[("repetition_penalty", value, "invalid_value") for value in (0, -1)],
+        *[
+            ("logit_bias", {key: 1}, "invalid_value")
+            for key in ("257", "-1", "x", "\uff11", "9" * 11)
+        ],
+        ("logit_bias", {"1": 1, "01": 2}, "invalid_value"),
+        ("logit_bias", [], "invalid_type"),
+        ("min_tokens", -1, "invalid_value"),
+        ("priority", 0.5, "invalid_type"),
+        ("guided_choice", [], "invalid_value"),
+        ("guided_grammar", "start: (", "invalid_value"),
+        ("guided_regex", "(", "invalid_value"),
+        ("guided_json", "{", "invalid_value"),
+        ("response_format", "text", "invalid_type"),
         ("stop", 1, "invalid_type"),
         ("stop", {}, "invalid_type"),
         ("stop", ["a"] * 17, "invalid_value"),
@@ -138,26 +159,18 @@ def test_numbers_beyond_a_float(http: httpx.Client, number: bytes) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2),
-        ("n", 0),
-        ("n", "1"),
-        ("logprobs", True),
-        ("top_logprobs", 3),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "auto"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("functions", [{"name": "f"}]),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", "text"),
-        ("logit_bias", {"1": 5}),
-        ("presence_penalty", 0.1),
-        ("frequency_penalty", -1),
-        ("repetition_penalty", 1.1),
-        ("reasoning_effort", "low"),
+        ("function_call", "auto"),
         ("modalities", ["audio"]),
         ("suffix", "x"),
-        ("echo", True),
         ("best_of", 2),
+        ("use_beam_search", True),
+        ("length_penalty", 2),
+        ("prompt_logprobs", 1),
+        ("skip_special_tokens", False),
+        ("include_stop_str_in_output", True),
+        ("continue_final_message", True),
+        ("web_search_options", {}),
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
@@ -184,7 +197,12 @@ def test_unknown_parameters(http: httpx.Client) -> None:
         ([{"content": "x"}], "messages[0].role", "missing_required_parameter"),
         ([{"role": "robot", "content": "x"}], "messages[0].role", "invalid_value"),
         ([{"role": 1, "content": "x"}], "messages[0].role", "invalid_type"),
-        ([{"role": "tool", "content": "x"}], "messages[0].role", "unsupported_value"),
+        (
+            [{"role": "tool", "content": "x"}],
+            "messages[0].tool_call_id",
+            "missing_required_parameter",
+        ),
+        ([{"role": "function", "content": "x"}], "messages[0].role", "unsupported_value"),
         ([*MESSAGES, {"role": "user"}], "messages[1].content", "missing_required_parameter"),
         ([{"role": "user", "content": None}], "messages[0].content", "invalid_type"),
         ([{"role": "user", "content": 3}], "messages[0].content", "invalid_type"),
@@ -214,8 +232,23 @@ def test_unknown_parameters(http: httpx.Client) -> None:
         ([{"role": "user", "content": "x", "name": 1}], "messages[0].name", "invalid_type"),
         (
             [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}],
+            "messages[0].tool_calls[0].function",
+            "missing_required_parameter",
+        ),
+        (
+            [
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{"}}],
+                }
+            ],
+            "messages[0].tool_calls[0].function.arguments",
+            "invalid_value",
+        ),
+        (
+            [{"role": "user", "content": "x", "tool_calls": [{"id": "a"}]}],
             "messages[0].tool_calls",
-            "unsupported_value",
+            "unknown_parameter",
         ),
     ],
 )
@@ -237,9 +270,10 @@ def test_image_parts_are_refused_by_name(http: httpx.Client) -> None:
         (3, "prompt", "invalid_type"),
         (None, "prompt", "invalid_type"),
         ({}, "prompt", "invalid_type"),
-        (["a", "b"], "prompt", "unsupported_value"),
-        ([[1], [2]], "prompt", "unsupported_value"),
-        ([[]], "prompt", "invalid_value"),
+        (["a", 1], "prompt[1]", "invalid_type"),
+        ([[1], [2, 257]], "prompt[1][1]", "invalid_value"),
+        ([[]], "prompt[0]", "invalid_value"),
+        (["a"] * 257, "prompt", "invalid_value"),
         ([1, 257], "prompt[1]", "invalid_value"),
         ([-1], "prompt[0]", "invalid_value"),
         ([True], "prompt[0]", "invalid_type"),

@@ -4,7 +4,8 @@ import httpx
 import openai
 import pytest
 
-from tests.server.fakes import MODEL, FakeConfig, FakeEngine, Live, live
+from server.settings import Settings
+from tests.server.fakes import MODEL, FakeConfig, FakeEngine, live
 
 
 @pytest.mark.parametrize("prompt", ["Once", ["Once"]])
@@ -69,15 +70,19 @@ def test_served_model_name_replaces_the_id() -> None:
         assert http.get(f"/v1/models/{MODEL}").status_code == 404
 
 
-def test_health(http: httpx.Client) -> None:
+def test_health(http: httpx.Client, engine: FakeEngine) -> None:
     assert http.get("/health").json() == {"status": "ok"}
+    engine.alive = False
+    response = http.get("/health")
+    assert response.status_code == 503
+    assert "restart" in response.json()["status"]
 
 
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
         ("GET", "/nowhere", 404, "not_found"),
-        ("POST", "/v1/embeddings", 404, "not_found"),
+        ("POST", "/v1/embeddings", 400, "unsupported_model"),
         ("GET", "/v1/models/", 404, "model_not_found"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
@@ -98,7 +103,7 @@ def test_errors_of_routing(
 
 def test_api_key() -> None:
     with (
-        Live(FakeEngine(), api_key="sésame") as server,
+        live(Settings(api_keys=("other", "sésame"))) as server,
         httpx.Client(base_url=server.url, trust_env=False) as http,
     ):
         wrong: list[dict[str, str | bytes]] = [

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
@@ -14,6 +13,7 @@ import pytest
 
 import tilert
 from tilert.backends import cpu_matmul
+from tilert.backends.cpu_plan import Plan
 from tilert.backends.cpu_pool import Pool, thread_count
 
 POOLS = [Pool(1), Pool(2), Pool(5)]
@@ -114,7 +114,8 @@ def test_the_number_of_threads_does_not_change_a_bit(
     results = []
     for pool in POOLS:
         use(monkeypatch, pool)
-        results.append(cpu_matmul.matmul(a, b))
+        # Plans try both ways within the first calls.
+        results += [cpu_matmul.matmul(a, b) for _ in range(8)]
     for result in results:
         assert result.dtype == np.float32
         np.testing.assert_array_equal(result, results[0])
@@ -203,17 +204,37 @@ def test_blas_uses_one_thread_and_a_forked_child_has_its_own_pool() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_pool_rests_after_contended_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, helped = Pool(2), []
-    give: Callable = type(pool._idle[0]).give
-    monkeypatch.setattr(
-        type(pool._idle[0]), "give", lambda self, job: (helped.append(1), give(self, job))
-    )
-    # Sleeping counts as time that other processes took.
-    assert pool.map(lambda i: time.sleep(0.002), 2) == [None, None]
-    assert helped == [1]
-    for _ in range(4):
-        pool.map(lambda i: i, 2)
-    assert helped == [1]
-    pool.map(lambda i: i, 2)
-    assert helped == [1, 1]
+def choices(plan: Plan, alone: float, shared: float, count: int) -> list[bool]:
+    """What a plan decides when the two ways take these seconds."""
+    chosen = []
+    for _ in range(count):
+        chosen.append(plan.shares())
+        plan.note(chosen[-1], shared if chosen[-1] else alone)
+    return chosen
+
+
+def test_a_plan_takes_the_faster_way_and_tries_the_other_ever_less() -> None:
+    plan = Plan(16)
+    assert choices(plan, 2.0, 1.0, 8) == [True] * 4 + [False] * 4
+    later = choices(plan, 2.0, 1.0, 1000)
+    tried = [i for i, shared in enumerate(later) if not shared]
+    gaps = np.diff(tried[::2])
+    assert len(tried) < 24
+    assert (gaps[1:] >= gaps[:-1]).all() and gaps.max() == 130
+
+
+def test_a_plan_follows_a_change() -> None:
+    plan = Plan(16)
+    choices(plan, 1.0, 2.0, 1000)
+    # Cores are free now.
+    choices(plan, 1.0, 0.4, 300)
+    assert sum(choices(plan, 1.0, 0.4, 100)) >= 90
+    # Contended: seen at once.
+    assert sum(choices(plan, 1.0, 20.0, 100)) <= 14
+
+
+def test_one_slow_call_does_not_change_a_plan() -> None:
+    plan = Plan(16)
+    choices(plan, 2.0, 1.0, 50)
+    plan.note(True, 100.0)
+    assert sum(choices(plan, 2.0, 1.0, 20)) >= 18

@@ -4,10 +4,13 @@ How a product is cut depends on its shape alone. BLAS rounds differently for dif
 this gives the same result on any number of cores.
 """
 
+import time
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from tilert.backends.cpu_plan import Plan
 from tilert.backends.cpu_pool import shared_pool
 
 __all__ = ["batch_matmul", "matmul"]
@@ -17,7 +20,7 @@ Tile = Any
 
 _F32 = np.dtype(np.float32)
 _ITEM = 4
-# Up to this many rows the product waits for memory: its cost are the f32 bytes of the right operand.
+# Up to this many rows a product waits for memory: its cost is the f32 bytes of the right operand.
 # Beyond, it grows with the rows.
 _FREE_ROWS = 8
 # Cost from which on two threads are worth waking one (tens of microseconds).
@@ -32,6 +35,8 @@ _ALIGNED = 16
 # Up to this many rows are matrix-vector products one by one: faster than BLAS's matrix product, and
 # a row's result does not depend on the others.
 _VECTORS = 4
+# Prompts have many lengths.
+_PLANS = 512
 
 
 def _to_f32(x: Tile) -> Tile:
@@ -82,18 +87,48 @@ def _multiply(a: Tile, b: Tile) -> Tile:
     return out
 
 
+@lru_cache(maxsize=_PLANS)
+def _plan(m: int, k: int, n: int, dtype: Any, by_columns: bool) -> Plan:
+    """The plan for right operands of a dtype whose columns, or else rows, are contiguous."""
+    return Plan(_width(m, k, n))
+
+
+def _sums_alike(b: Tile, width: int) -> bool:
+    """Whether matrix-vector products of all columns and of parts agree in every bit.
+
+    Columns are independent sums; that BLAS adds them up in one order, wherever they stand, is seen,
+    not known.
+    """
+    a = np.random.default_rng(0).standard_normal((1, len(b))).astype(_F32)
+    parts = [_multiply(a, b[:, i : i + width]) for i in range(0, b.shape[1], width)]
+    return bool(np.array_equal(np.concatenate(parts, axis=1), _multiply(a, b), equal_nan=True))
+
+
 def matmul(a: Tile, b: Tile) -> Tile:
     """The product of two matrices, in f32."""
     a = _blas(a)
     (m, k), n = a.shape, b.shape[1]
-    width = _width(m, k, n)
+    plan = _plan(m, k, n, b.dtype, b.strides[0] == b.itemsize)
+    width = plan.width
     if width >= n:
         return _multiply(a, b)
+    if plan.whole is None:
+        # With more rows, a part is read from memory once for all of them.
+        plan.whole = m == 1 and b.dtype == _F32 and _sums_alike(b, width)
 
     def part(number: int) -> Tile:
         return _multiply(a, b[:, number * width : (number + 1) * width])
 
-    return np.concatenate(shared_pool().map(part, -(-n // width)), axis=1)
+    pool, count, start = shared_pool(), -(-n // width), time.perf_counter()
+    shared = pool.threads > 1 and plan.shares()
+    if shared:
+        out = np.concatenate(pool.map(part, count), axis=1)
+    elif plan.whole:
+        out = _multiply(a, b)
+    else:
+        out = np.concatenate([part(number) for number in range(count)], axis=1)
+    plan.note(shared, time.perf_counter() - start)
+    return out
 
 
 def batch_matmul(a: Tile, b: Tile) -> Tile:

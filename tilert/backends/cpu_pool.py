@@ -26,13 +26,6 @@ THREADS_VARIABLE = "TILERT_CPU_THREADS"
 # does them again.
 _PATIENCE = 2.0
 
-# The share of a call that this thread was kept from running, and the least of it in seconds, from
-# which on cores count as contended.
-_LOST_SHARE, _LOST = 0.3, 2.5e-4
-
-# Calls without helpers after contended ones: doubled each time, up to the second.
-_FIRST_REST, _LONGEST_REST = 4, 256
-
 _MISSING = object()
 
 
@@ -73,19 +66,16 @@ class _Job:
         """Parts without a result."""
         return [number for number, result in enumerate(self.results) if result is _MISSING]
 
-    def finish(self, patience: float) -> float:
-        """Waits for the parts that helpers have taken, computes the rest; seconds well waited."""
+    def finish(self, patience: float) -> None:
+        """Waits some seconds for the parts that helpers have taken, then computes them too."""
         if not self.missing():
-            return 0.0
-        start = time.perf_counter()
+            return
         try:
             self.done.get(timeout=patience)
         except Empty:
             for number in self.missing():
                 if self.results[number] is _MISSING:
                     self.results[number] = self.compute(number)
-            return 0.0
-        return time.perf_counter() - start
 
 
 class _Helper:
@@ -125,8 +115,6 @@ class Pool:
         self.threads = threads
         self._idle: list[_Helper] = []
         self._idle += [_Helper(self._idle, f"tilert-cpu-{i}") for i in range(1, threads)]
-        self._rest = 0
-        self._next_rest = _FIRST_REST
 
     def map(self, compute: Callable[[int], Any], count: int) -> list[Any]:
         """[compute(0), ..., compute(count - 1)], some of them at the same time.
@@ -136,10 +124,9 @@ class Pool:
                 number, and the second run may last beyond this call. What it raises in this thread
                 is raised here; what it raises in a helper makes this thread try again.
         """
-        if self.threads == 1 or count == 1 or self._rest > 0:
-            self._rest -= 1
+        if self.threads == 1 or count == 1:
             return [compute(number) for number in range(count)]
-        wall, ran = time.perf_counter(), time.thread_time()
+        start = time.perf_counter()
         job = _Job(compute, count)
         for _ in range(min(self.threads, count) - 1):
             try:
@@ -148,18 +135,8 @@ class Pool:
                 break
             helper.give(job)
         own = job.work()
-        waited = job.finish(_PATIENCE * (time.perf_counter() - wall) / max(own, 1))
-        wall = time.perf_counter() - wall
-        self._weigh(wall - (time.thread_time() - ran) - waited, wall)
+        job.finish(_PATIENCE * (time.perf_counter() - start) / max(own, 1))
         return job.results
-
-    def _weigh(self, lost: float, wall: float) -> None:
-        """Where other processes use the cores, helpers only take turns with this thread."""
-        if lost < max(_LOST, _LOST_SHARE * wall):
-            self._next_rest = max(self._next_rest // 2, _FIRST_REST)
-        else:
-            self._rest = self._next_rest
-            self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
 
 
 def thread_count() -> int:

@@ -1,0 +1,128 @@
+"""The answers of a chat, each taken apart into reasoning, content and tool calls as it streams."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grout.request import Delta, TokenLogprob
+from server.generation import Generations
+from server.logprobs import LogprobStream
+from server.pieces import CallPiece, Piece
+from server.protocol import ServingTokenizer
+from server.reasoning import ReasoningSplitter
+from server.tool_choice import ToolUse
+from server.tool_parser import ToolParser
+
+__all__ = ["ChatAnswer", "ChatChoices", "Step", "usage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one delta adds to one answer; finish_reason: on the last of an answer alone."""
+
+    index: int
+    pieces: Sequence[Piece | CallPiece]
+    logprobs: Sequence[TokenLogprob]
+    finish_reason: str | None = None
+
+
+class ChatAnswer:
+    """Takes one answer's deltas and gives its pieces."""
+
+    def __init__(self, *, opened: bool, tools: ToolUse, logprobs: LogprobStream | None) -> None:
+        self._splitter = ReasoningSplitter(opened=opened)
+        self._parser = None if tools.mode == "none" else ToolParser(forced=tools.mode == "required")
+        self._one_call = not tools.parallel
+        self._logprobs = logprobs
+        self.reasoning_tokens = 0
+        self.complete = False
+        """The one call that was asked for is there: nothing more is wanted."""
+
+    def feed(self, delta: Delta) -> tuple[list[Piece | CallPiece], list[TokenLogprob]]:
+        """Return what the delta settles, everything on the last one."""
+        before = self._splitter.thinking
+        split = self._splitter.feed(delta.text)
+        if before or self._splitter.thinking:
+            self.reasoning_tokens += len(delta.token_ids)
+        pieces = self._parsed(split)
+        if delta.finish_reason is not None:
+            pieces += self._parsed(self._splitter.flush())
+            if self._parser is not None:
+                pieces += self._parser.flush()
+        if self._one_call and self._parser is not None and self._parser.calls:
+            pieces = self._up_to_one_call(pieces)
+            self.complete = not self._parser.streaming
+        logprobs = [] if self._logprobs is None else self._logprobs.feed(delta)
+        return pieces, logprobs
+
+    def finish_reason(self, of_engine: str | None) -> str | None:
+        """Return OpenAI's reason: an answer that ends after calls has "tool_calls"."""
+        calls = self._parser is not None and self._parser.calls > 0
+        return "tool_calls" if calls and (of_engine == "stop" or self.complete) else of_engine
+
+    def _parsed(self, split: list[Piece]) -> list[Piece | CallPiece]:
+        if self._parser is None:
+            return list(split)
+        pieces: list[Piece | CallPiece] = []
+        for piece in split:
+            pieces += [piece] if piece.kind == "reasoning" else self._parser.feed(piece.text)
+        return pieces
+
+    def _up_to_one_call(self, pieces: list[Piece | CallPiece]) -> list[Piece | CallPiece]:
+        wanted = [isinstance(piece, CallPiece) and piece.index == 0 for piece in pieces]
+        return pieces[: len(wanted) - wanted[::-1].index(True)] if any(wanted) else []
+
+
+class ChatChoices:
+    """All answers of a chat request; iterate for steps."""
+
+    def __init__(
+        self,
+        generations: Generations,
+        tools: ToolUse,
+        tokenizer: ServingTokenizer,
+        *,
+        logprobs: bool,
+    ) -> None:
+        self.generations = generations
+        self.answers = [
+            ChatAnswer(
+                opened=generation.prompt.thinking == "open",
+                tools=tools,
+                logprobs=LogprobStream(tokenizer) if logprobs else None,
+            )
+            for generation in generations.each
+        ]
+
+    async def __aiter__(self) -> AsyncGenerator[Step, None]:
+        async for index, delta in self.generations:
+            answer = self.answers[index]
+            pieces, logprobs = answer.feed(delta)
+            reason: str | None = delta.finish_reason
+            if answer.complete and reason is None:
+                await self.generations.end(index)
+                reason = "stop"
+            if pieces or logprobs or reason:
+                reason = None if reason is None else answer.finish_reason(reason)
+                yield Step(index, pieces, logprobs, reason)
+
+    def usage(self) -> dict[str, Any]:
+        """Return OpenAI's token counts, reasoning apart."""
+        reasoning = sum(answer.reasoning_tokens for answer in self.answers)
+        return usage(self.generations) | {
+            "completion_tokens_details": {"reasoning_tokens": reasoning}
+        }
+
+
+def usage(generations: Generations) -> dict[str, Any]:
+    """Return OpenAI's token counts; a prompt with several answers counts once."""
+    prompts = {id(generation.prompt): generation for generation in reversed(generations.each)}
+    prompt_tokens = sum(len(generation.prompt.token_ids) for generation in prompts.values())
+    completion_tokens = sum(generation.completion_tokens for generation in generations.each)
+    cached = sum(generation.cached_tokens for generation in prompts.values())
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

@@ -1,0 +1,89 @@
+"""What all request models share: strictness, and OpenAI's errors for what does not validate."""
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from server.errors import ApiError, invalid
+from server.parameters import Neutral, implemented
+from server.paths import join_path
+
+__all__ = ["MAX_STOPS", "Limit", "Seed", "Stop", "Strict", "TokenId", "validated"]
+
+MAX_STOPS = 16
+"""Most stop strings a request may have (OpenAI's own limit is 4)."""
+
+MAX_TOKEN_ID = 2**31 - 1
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Stop = Annotated[
+    list[Annotated[str, Field(min_length=1)]],
+    Field(max_length=MAX_STOPS),
+    BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+]
+Limit = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+
+
+class Strict(BaseModel):
+    """A model that converts nothing and knows all its fields."""
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+ModelT = TypeVar("ModelT", bound=Strict)
+
+
+def validated(
+    model: type[ModelT],
+    body: dict[str, Any],
+    *,
+    neutral: Neutral | None = None,
+) -> ModelT:
+    """Return `body` as a model; raises ApiError 400 naming the first parameter at fault.
+
+    neutral: parameters that are not fields, `server.parameters.NEUTRAL` unless given.
+    """
+    body = implemented(body, model.model_fields, neutral)
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise _from_pydantic(error.errors(include_url=False, include_context=False)[0]) from None
+
+
+def _from_pydantic(detail: ErrorDetails) -> ApiError:
+    param = join_path(detail["loc"])
+    shown = param if len(param) <= 100 else param[:97] + "..."
+    kind = detail["type"]
+    if kind == "missing":
+        return invalid(
+            shown, f"Missing required parameter: '{shown}'.", "missing_required_parameter"
+        )
+    if kind == "extra_forbidden":
+        return invalid(shown, f"Unknown parameter: '{shown}'.", "unknown_parameter")
+    wrong_type = kind.endswith("_type") or kind == "int_from_float"
+    rule = detail["msg"].removeprefix("Input ")
+    return invalid(
+        shown,
+        f"Invalid '{shown}': {rule} (got {_shown(detail['input'])}).",
+        "invalid_type" if wrong_type else "invalid_value",
+    )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | dict):
+        return "an array" if isinstance(value, list) else "an object"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, int) and abs(value) >= 10**20:
+        return "a very large integer"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

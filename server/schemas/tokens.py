@@ -1,0 +1,30 @@
+"""Requests of /tokenize and /detokenize, as vLLM has them."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from server.schemas.base import Strict, TokenId
+from server.schemas.tools import Tool
+
+__all__ = ["DetokenizeRequest", "TokenizeRequest"]
+
+
+class TokenizeRequest(Strict):
+    """POST /tokenize: a text, or messages as a chat would render them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+
+
+class DetokenizeRequest(Strict):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=1_000_000)]

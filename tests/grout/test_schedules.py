@@ -1,0 +1,176 @@
+"""Random schedules over the pseudo-model: each request gets what it would get alone."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grout.engine import Engine
+from grout.errors import RequestAborted
+from grout.request import SamplingParams
+from grout.sequence import Sequence
+from grout.streams import BlockingStream
+from tests.grout.fakes import EOS, PAGE_SIZE, VOCAB, expected, make_engine, model_of
+
+pytestmark = pytest.mark.usefixtures("fake_device")
+
+# Prompts are pieces of few texts, so that many begin alike and end anywhere in a page.
+TEXTS = [[(11 * n * n + 7 * text + 1) % VOCAB for n in range(40)] for text in range(3)]
+
+requests = st.lists(
+    st.tuples(
+        st.sampled_from(TEXTS),
+        st.integers(1, 24),  # tokens of the prompt
+        st.integers(1, 16),  # of the reply
+        st.sampled_from([0.0, 0.7]),
+        st.integers(-1, 1),  # priority
+        st.booleans(),  # aborted on the way
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def at_rest(engine: Engine) -> None:
+    stats = engine.stats()
+    assert (stats["running"], stats["waiting"]) == (0, 0)
+    assert stats["pages_free"] == stats["pages_total"]
+    assert model_of(engine).cache.in_use == set()
+
+
+def received(stream: BlockingStream) -> tuple[list[int], bool]:
+    """The tokens so far, and whether the request was aborted."""
+    tokens: list[int] = []
+    while not stream.empty:
+        try:
+            tokens += stream.get().token_ids
+        except RequestAborted:
+            return tokens, True
+    return tokens, False
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    requests,
+    st.integers(1, 6),
+    st.sampled_from([10, 11, 14, 25]),
+    st.integers(1, 30),
+    st.booleans(),
+    st.sampled_from(["cpu", "cuda"]),
+    st.integers(0, 2**32),
+)
+def test_company_changes_nothing(
+    requests: list[tuple[list[int], int, int, float, int, bool]],
+    rows: int,
+    pages: int,
+    chunk: int,
+    prefix_caching: bool,
+    kind: str,
+    seed: int,
+) -> None:
+    chance = random.Random(seed)
+    engine = make_engine(
+        max_num_seqs=rows,
+        pages=pages,
+        max_model_len=40,
+        prefill_chunk=chunk,
+        device_seed=seed,
+        device_kind=kind,
+        prefix_caching=prefix_caching,
+    )
+    streams = [BlockingStream() for _ in requests]
+    doomed: list[Sequence] = []
+    for at, (text, size, count, temperature, priority, aborted) in enumerate(requests):
+        params = SamplingParams(
+            temperature=temperature,
+            max_tokens=count,
+            ignore_eos=at % 2 == 0,
+            seed=at,
+            priority=priority,
+        )
+        sequence = engine.add(text[:size], params, streams[at])
+        doomed += [sequence] if aborted else []
+        for _ in range(chance.randrange(6)):
+            engine.step()
+            if doomed and chance.random() < 0.3:
+                engine.abort(doomed.pop())
+    for _ in range(3000):
+        if not engine.step():
+            break
+    else:
+        raise AssertionError("the engine does not come to rest")
+    for at, (text, size, count, temperature, *_) in enumerate(requests):
+        want = expected(text[:size], count, seed=at, temperature=temperature)
+        if at % 2 and EOS in want:
+            want = want[: want.index(EOS) + 1]
+        tokens, aborted = received(streams[at])
+        assert tokens == want[: len(tokens)] if aborted else tokens == want
+    at_rest(engine)
+    stats = engine.stats()
+    assert stats["requests_finished"] + stats["requests_aborted"] == len(requests)
+    assert prefix_caching or stats["prefix_hits"] == stats["pages_cached"] == 0
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 7, 8, 9, 16])
+def test_the_same_prompt_twice(size: int) -> None:
+    engine = make_engine()
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    first = engine.generate_sync(TEXTS[0][:size], params)
+    second = engine.generate_sync(TEXTS[0][:size], params)
+    assert first.token_ids == second.token_ids == tuple(expected(TEXTS[0][:size], 9))
+    assert first.cached_tokens == 0
+    assert second.cached_tokens == (size - 1) // PAGE_SIZE * PAGE_SIZE
+    assert engine.stats()["prefix_hits"] == second.cached_tokens
+
+
+def test_a_conversation_finds_its_replies_too() -> None:
+    engine = make_engine()
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    prompt = TEXTS[1][:6]
+    reply = list(engine.generate_sync(prompt, params).token_ids)
+    again = engine.generate_sync([*prompt, *reply, 5, 6], params)
+    assert list(again.token_ids) == expected([*prompt, *reply, 5, 6], 9)
+    # Of 6 + 9 tokens all but the last were run: three full pages.
+    assert again.cached_tokens == 12
+
+
+def test_requests_that_come_together_share_their_prompt() -> None:
+    engine = make_engine(prefill_chunk=64, max_num_seqs=4)
+    params = SamplingParams(temperature=0.7, max_tokens=5, ignore_eos=True, seed=1)
+    streams = [BlockingStream() for _ in range(3)]
+    for stream in streams:
+        engine.add(TEXTS[2][:17], params, stream)
+    while engine.step():
+        pass
+    for stream in streams:
+        assert received(stream) == (expected(TEXTS[2][:17], 5, seed=1, temperature=0.7), False)
+    assert engine.stats()["prefix_hits"] == 32
+    assert model_of(engine).chunks == [(0, 17), (16, 1), (16, 1)]
+
+
+def test_a_tiny_pool_makes_requests_give_way_and_all_finish() -> None:
+    engine = make_engine(max_num_seqs=6, pages=10, max_model_len=40, prefill_chunk=64)
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    streams = [BlockingStream() for _ in range(6)]
+    for at, stream in enumerate(streams):
+        engine.add(TEXTS[at % 3][at : at + 3], params, stream)
+    while engine.step():
+        pass
+    for at, stream in enumerate(streams):
+        assert received(stream) == (expected(TEXTS[at % 3][at : at + 3], 30), False)
+    assert engine.stats()["preemptions"] > 0
+    at_rest(engine)
+
+
+def test_cached_pages_make_room() -> None:
+    engine = make_engine(max_num_seqs=1, pages=10, max_model_len=40)
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    for at in range(12):
+        prompt = [at] * 20
+        assert list(engine.generate_sync(prompt, params).token_ids) == expected(prompt, 4)
+    stats = engine.stats()
+    assert stats["pages_free"] == 10
+    assert stats["pages_cached"] <= 10
+    assert engine.generate_sync([11] * 20, params).cached_tokens == 16
+    assert engine.generate_sync([0] * 20, params).cached_tokens == 0

@@ -1,0 +1,106 @@
+"""`grout serve` as a process: TLS, draining, request logs, options from outside."""
+
+import json
+import shutil
+import signal
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.command import start
+
+ASK = {"messages": [{"role": "user", "content": "a secret word"}]}
+
+
+def ready(process: "subprocess.Popen[str]") -> str:
+    """The server's address, once it answers."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    process.stdout.readline()
+    return line.split()[-1].removesuffix("/v1")
+
+
+def stop(process: "subprocess.Popen[str]") -> str:
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "Traceback" not in err
+    return err
+
+
+def test_sigterm_finishes_what_runs() -> None:
+    fake: dict[str, object] = {"reply": [str(i % 10) for i in range(100)], "delay": 0.02}
+    with start("serve", "--port", "0", fake=fake) as process:
+        url = ready(process)
+        with (
+            httpx.Client(base_url=url, trust_env=False, timeout=20) as http,
+            http.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True}) as response,
+        ):
+            received = response.iter_lines()
+            next(received)
+            process.send_signal(signal.SIGTERM)
+            events = [line[6:] for line in received if line.startswith("data: ")]
+            with pytest.raises(httpx.ConnectError):
+                httpx.get(f"{url}/health", trust_env=False)
+        _, err = process.communicate(timeout=30)
+    assert events[-1] == "[DONE]"
+    text = "".join(json.loads(e)["choices"][0]["delta"].get("content", "") for e in events[:-1])
+    assert text == "0123456789" * 10
+    assert process.returncode == 0
+    assert "up to 30 s for 1 running requests" in err
+    line = json.loads(next(line for line in err.splitlines() if line.startswith("{")))
+    assert (line["status"], line["completion_tokens"]) == (200, 101)
+    assert "secret" not in err
+
+
+def test_sigterm_waits_no_longer_than_told() -> None:
+    fake: dict[str, object] = {"endless": True, "delay": 0.02, "max_model_len": 10**9}
+    flags = ["--shutdown-timeout", "1", "--log-requests", "off"]
+    with start("serve", "--port", "0", *flags, fake=fake) as process:
+        url = ready(process)
+        with (
+            httpx.Client(base_url=url, trust_env=False, timeout=20) as http,
+            http.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True}) as response,
+        ):
+            next(response.iter_lines())
+            err = stop(process)
+    assert '"path"' not in err
+
+
+def test_tls(tmp_path: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out",
+         str(certificate), "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    flags = ["--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
+    with start("serve", "--port", "0", *flags, fake={}) as process:
+        url = ready(process)
+        assert url.startswith("https://")
+        trusted = ssl.create_default_context(cafile=str(certificate))
+        answer: Any = httpx.post(
+            f"{url}/v1/chat/completions", json=ASK, verify=trusted, trust_env=False
+        ).json()
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        stop(process)
+
+
+def test_options_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "grout.toml"
+    file.write_text('port = 0\nserved-model-name = ["x", "y"]\nmax-num-seqs = 5\n')
+    with start("serve", "--config", str(file), "--enforce-eager", fake={}) as process:
+        url = ready(process)
+        models = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"]
+        err = stop(process)
+    assert [model["id"] for model in models] == ["x", "y"]
+    assert "max_num_seqs=5" in err
+    assert "enforce_eager=True" in err
+    assert "served_model_name='x'" in err
