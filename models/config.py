@@ -31,6 +31,7 @@ _CLASSES: dict[str, Architecture] = {"LlamaForCausalLM": "llama", "Qwen3ForCausa
 # Beyond any use, and far from what float32 cannot represent.
 _MAX_FACTOR = 1e6
 _MAX_ATTENTION_FACTOR = 1000.0
+_MIN_BETA, _MAX_BETA = 1e-6, 1e6
 _MAX_TEMPERATURE = 100.0
 
 
@@ -81,9 +82,10 @@ class RopeConfig:
                 f"RoPE low_freq_factor {self.low_freq_factor} must be below "
                 f"high_freq_factor {self.high_freq_factor}"
             )
-        if self.type == "yarn" and not 0.0 < self.beta_slow <= self.beta_fast:
+        if self.type == "yarn" and not (_MIN_BETA <= self.beta_slow <= self.beta_fast <= _MAX_BETA):
             raise ConfigError(
-                f"RoPE beta_fast {self.beta_fast} must not be below beta_slow {self.beta_slow}"
+                f"RoPE beta_fast {self.beta_fast} must not be below beta_slow {self.beta_slow}, "
+                f"and both must be from {_MIN_BETA:g} to {_MAX_BETA:g}"
             )
         if original * self.factor > LARGEST:
             raise ConfigError(

@@ -114,6 +114,11 @@ class Transformer:
         Raises:
             ValueError: if the slots need more of the sampler than `features`.
         """
+        self.decode_layers(cache, batch)
+        self.decode_sample(cache, batch, features)
+
+    def decode_layers(self, cache: KVCache, batch: Batch) -> None:
+        """The part of `decode` before the logits, for which masks need not be known yet."""
         scratch, index = batch.scratch, batch.index
         index.update(batch.positions)
         self._embed(scratch.x, batch.ids)
@@ -122,7 +127,10 @@ class Transformer:
             self._decode_attention(cache, number, batch)
             self._residual(scratch.attended, layer.o, scratch)
             self._feed_forward(scratch, layer)
-        self._sample(cache, scratch.x, batch, features, decoding=True)
+
+    def decode_sample(self, cache: KVCache, batch: Batch, features: Features = PLAIN) -> None:
+        """The rest of `decode`: logits and the next ids."""
+        self._sample(cache, batch.scratch.x, batch, features, decoding=True)
 
     def prefill(self, cache: KVCache, batch: Batch, tokens: np.ndarray, start: int) -> None:
         """Run tokens at positions start..start+T-1 of the row that the one slot of `batch` names.

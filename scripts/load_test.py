@@ -262,7 +262,8 @@ async def run(
                 tally.rss.append((now - begin, rss()))
             if now - said >= PROGRESS_SECONDS:
                 said = now
-                say(f"{now - begin:.0f} s: {dict(tally.outcomes)}")
+                size = f"{tally.rss[-1][1] / 1e6:.0f} MB, " if tally.rss else ""
+                say(f"{now - begin:.0f} s: {size}{dict(tally.outcomes)}")
             await asyncio.sleep(max(seconds / 60, 0.2))
 
     watching = asyncio.create_task(watch())

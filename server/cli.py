@@ -172,10 +172,13 @@ ENGINE_OPTIONS = (
     "dtype",
     "enforce_eager",
     "gpu_memory_utilization",
+    "kv_cache_memory",
     "load_format",
     "max_model_len",
     "max_num_seqs",
+    "max_queue",
     "prefill_chunk",
+    "prefix_caching",
     "seed",
 )
 """Fields of `EngineConfig` that are options of the command; absent ones keep its defaults."""
@@ -207,8 +210,21 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="most prompt tokens run between two decode steps",
     )  # fmt: skip
     group.add_argument(
-        "--enforce-eager", action="store_true", help="run steps op by op rather than as graphs"
-    )
+        "--max-queue", type=int, metavar="N",
+        help="requests that may wait; more are answered with 429 (no limit)",
+    )  # fmt: skip
+    group.add_argument(
+        "--kv-cache-memory", type=_bytes, metavar="BYTES",
+        help="memory for the KV cache, such as 8GiB (what is free of the share)",
+    )  # fmt: skip
+    group.add_argument(
+        "--prefix-caching", action=argparse.BooleanOptionalAction,
+        help="keep the KV blocks of prompts for later ones that begin the same (on)",
+    )  # fmt: skip
+    group.add_argument(
+        "--enforce-eager", action=argparse.BooleanOptionalAction,
+        help="run steps op by op rather than as graphs",
+    )  # fmt: skip
     group.add_argument(
         "--seed", type=int, help="makes sampling without a seed of its own repeatable"
     )
@@ -224,6 +240,21 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
+
+
+def _bytes(text: str) -> int:
+    number, unit = text.strip(), 1
+    for power, letter in enumerate("KMGT", 1):
+        for suffix in (f"{letter}iB", letter):
+            if number.endswith(suffix):
+                number, unit = number.removesuffix(suffix), 1024**power
+    try:
+        size = int(float(number) * unit)
+    except (ValueError, OverflowError):
+        size = 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GiB")
+    return size
 
 
 def _seconds(text: str) -> float:

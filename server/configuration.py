@@ -82,8 +82,7 @@ def _arguments(option: argparse.Action, value: Any, where: str) -> Iterator[str]
     if option.nargs == 0:
         if not isinstance(value, bool):
             raise CommandError(f"{where}: it must be true or false")
-        if value and flag is not None:
-            yield flag
+        yield option.option_strings[0 if value else -1]
         return
     values = value if isinstance(value, list) and _takes_several(option) else [value]
     for item in values:

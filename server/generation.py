@@ -1,7 +1,6 @@
 """Requests running in the engine: what they have produced, and their end whatever way they end."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -143,8 +142,7 @@ class Generations:
         self._ended.add(index)
         if self._tasks:
             self._tasks[index].cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._tasks[index]
+            await asyncio.wait([self._tasks[index]])
             self._arrived.put_nowait((index, None))
         await self.each[index].aclose()
 

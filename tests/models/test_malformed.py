@@ -156,6 +156,8 @@ def test_null_is_absent(make_folder: MakeFolder, key: str) -> None:
         (YARN, {"beta_fast": "x"}, "beta_fast"),
         (YARN, {"beta_fast": 0.5}, "beta_fast"),
         (YARN, {"beta_slow": NAN}, "beta_slow"),
+        (YARN, {"beta_slow": 1e-308}, "beta_slow"),
+        (YARN, {"beta_fast": 1e9}, "beta_fast"),
         (YARN, {"truncate": "no"}, "truncate"),
         (YARN, {"attention_factor": 0}, "attention_factor"),
         (YARN, {"attention_factor": INF}, "attention_factor"),

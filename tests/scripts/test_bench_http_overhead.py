@@ -16,7 +16,8 @@ def test_report(route: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert bench_http_overhead.main([*argv, "--profile", str(profile)]) == 0
     (run,) = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
     assert (run["tokens"], run["streams"], run["route"]) == (400, 4, route)
-    assert run["achieved"] == pytest.approx(200, rel=0.3)
+    assert 0 < run["achieved"] < 220
+    assert run["server_us_per_token"] > 0
     assert run["tokens_per_chunk"] >= 1
     assert 0 < run["delay_ms"]["median"] <= run["delay_ms"]["p99"]
     assert "server/sse.py" in profile.read_text()

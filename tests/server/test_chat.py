@@ -231,3 +231,31 @@ def test_reasoning_is_not_content(
         got = getattr(message, "reasoning_content", None)
         assert getattr(message, "reasoning", None) == got
     assert (got, got_content) == (reasoning, content)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [*ASK, {"role": "system", "content": "late"}],
+        [{"role": "assistant", "content": "alone"}],
+        [{"role": "assistant", "content": None}],
+        [{"role": "user", "content": ""}],
+        [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": ""}],
+            }
+        ],
+    ],
+)
+def test_unusual_messages_are_answered(http: httpx.Client, messages: list[Any]) -> None:
+    response = http.post("/v1/chat/completions", json={"messages": messages})
+    assert response.status_code == 200
+
+
+def test_no_character_is_ever_broken(client: openai.OpenAI, engine: FakeEngine) -> None:
+    engine.reply = ["😀", "👩\u200d🚀", " 三次", "\u2028", "é"]
+    with client.chat.completions.create(model=MODEL, messages=ASK, stream=True) as stream:
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert text == engine.text
+    assert "\ufffd" not in text
