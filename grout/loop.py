@@ -34,8 +34,9 @@ class StepLoop:
 
     On a device that works beside the host one step runs ahead: while the batch keeps its members,
     step n + 1 is enqueued before the ids of step n are read, so the host's work hides behind the
-    device's. A sequence that turns out to have ended in step n leaves a surplus token in step
-    n + 1, which is dropped.
+    device's. Where a grammar says which tokens may come next, the ids of step n are read with the
+    layers of step n + 1 enqueued, and its sampling after that. A sequence that turns out to have
+    ended in step n leaves a surplus token in step n + 1, which is dropped.
 
     timeout: seconds from arrival within which a request must be finished, or None.
     """
@@ -123,7 +124,7 @@ class StepLoop:
         pending = _Pending(step)
         if step.decode:
             try:
-                pending.reads.append((None, self.runner.decode(step.decode)))
+                pending.reads.append((None, self.runner.decode(step.decode, self._collect)))
             except Exception as failure:
                 self._fail(step.decode, failure)
         for chunk in step.prefills:

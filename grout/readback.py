@@ -98,7 +98,7 @@ class Lane:
 
     def __init__(self, batch: Batch, device: tilert.Device, depth: int = 2) -> None:
         self.batch = batch
-        self.graphs: dict[Features, tilert.Graph] = {}
+        self.graphs: dict[tuple[str, Features | None], tilert.Graph] = {}
         self._device = device
         self._depth = depth
         self._hosts: deque[_Host] = deque()

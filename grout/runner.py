@@ -1,7 +1,10 @@
 """Runs steps on the device: batches, step graphs, and which pages rows have."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
+from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -14,6 +17,12 @@ from models.kv_cache import KVCache
 from models.transformer import Transformer
 
 PADDING = Slot(row=-1, token=0, position=0)
+
+Part = Literal["whole", "layers", "sample"]
+
+
+def _nothing() -> None:
+    return
 
 
 class Runner:
@@ -44,24 +53,33 @@ class Runner:
         """Whether enqueued work runs beside the host's; on the cpu it is done when enqueued."""
         return self._device.kind != "cpu"
 
-    def decode(self, sequences: tuple[Sequence, ...]) -> Readback:
+    def decode(
+        self, sequences: tuple[Sequence, ...], read_ids: Callable[[], None] = _nothing
+    ) -> Readback:
         """Enqueue one token for each sequence.
 
-        If they are not the ones of the decode before, all their ids must have been read; so must
-        those of a sequence that does not follow itself.
+        If they are not the ones of the decode before, all their ids must have been read. Otherwise
+        `read_ids` is called, where what may come next depends on them, as late as it can be: with
+        the layers enqueued, so that the host follows grammars while the device runs.
         """
         for sequence in sequences:
             self._map(sequence)
         lane = self._lane(bucket(len(sequences)))
         held_back = tuple(sequence for sequence in sequences if sequence.holds_back)
+        known: tuple[Sequence, ...] = held_back
         if self._loaded != (sequences, held_back):
             slots = [_slot(sequence, sequence.position) for sequence in sequences]
             lane.batch.set(slots + [PADDING] * (lane.batch.size - len(slots)))
-            self._allow(lane.batch, sequences)
             self._loaded = (sequences, held_back)
+            known = ()
+        if any(sequence.constraint is not None for sequence in sequences):
+            self._run(lane, "layers")
+            read_ids()
+            self._allow(lane.batch, sequences, known)
+            self._run(lane, "sample")
         else:
-            self._allow(lane.batch, sequences, held_back)
-        self._replay(lane)
+            self._allow(lane.batch, sequences, known)
+            self._run(lane, "whole")
         return lane.read(sequences)
 
     def prefill(self, chunk: Chunk) -> Readback:
@@ -103,7 +121,7 @@ class Runner:
         lane = self._lane(1)
         lane.batch.set([PADDING])
         self._loaded = ((), ())
-        self._replay(lane)
+        self._run(lane, "whole")
         lane.read(()).wait()
 
     def recover(self) -> None:
@@ -163,17 +181,24 @@ class Runner:
             self._lanes[size] = Lane(self._largest.head(size), self._device)
         return self._lanes[size]
 
-    def _replay(self, lane: Lane) -> None:
+    def _run(self, lane: Lane, part: Part) -> None:
+        """Enqueue a decode step or a part of one, recorded the first time."""
+        model, batch = self.transformer, lane.batch
         # A step with draws serves greedy slots too.
-        features = replace(lane.batch.features, draws=True)
+        features = replace(batch.features, draws=True)
+        if part == "whole":
+            work = partial(model.decode, self.cache, batch, features)
+        elif part == "layers":
+            work = partial(model.decode_layers, self.cache, batch)
+        else:
+            work = partial(model.decode_sample, self.cache, batch, features)
         if self._eager:
-            self.transformer.decode(self.cache, lane.batch, features)
+            work()
             return
-        if features not in lane.graphs:
-            lane.graphs[features] = tilert.capture(
-                self._device, lambda: self.transformer.decode(self.cache, lane.batch, features)
-            )
-        lane.graphs[features].replay()
+        key = part, None if part == "layers" else features
+        if key not in lane.graphs:
+            lane.graphs[key] = tilert.capture(self._device, work)
+        lane.graphs[key].replay()
 
 
 def bucket(count: int) -> int:

@@ -110,8 +110,8 @@ class Scheduler:
         """Whether the next step can be enqueued before the ids of `previous` are read.
 
         Not if a sequence's first token is in it (that sequence joins the batch next), nor if the
-        batch changes (a new batch is uploaded with the ids of all its members), nor if what may
-        come next depends on an id, nor if a sequence would have to give way.
+        batch changes (a new batch is uploaded with the ids of all its members), nor if a sequence
+        would have to give way.
         """
         if any(chunk.last for chunk in previous.prefills):
             return False

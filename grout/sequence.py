@@ -110,12 +110,7 @@ class Sequence:
 
     @property
     def follows_itself(self) -> bool:
-        """Whether its next step needs nothing from the host that depends on the one in flight.
-
-        A grammar allows other tokens after each token; `holds_back` ends at a certain one.
-        """
-        if self.constraint is not None:
-            return False
+        """Whether its place in the batch stays as it is for the next step: `holds_back` may end."""
         return not 0 < self.params.min_tokens == len(self.produced) + self.in_flight
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int32]:

@@ -33,6 +33,9 @@ from scripts.serving_prompts import ROUTES
 SETTLE_SECONDS = 15.0
 """How long after its last request a server may take to be idle again."""
 
+SWELLING = 24
+"""Longest prompts sent before memory is watched: more than a server has threads for them."""
+
 GAUGES = {
     "running": re.compile(r"^\w+:num_requests_running(?:\{.*\})? (\S+)$", re.MULTILINE),
     "waiting": re.compile(r"^\w+:num_requests_waiting(?:\{.*\})? (\S+)$", re.MULTILINE),
@@ -251,6 +254,7 @@ async def run(
     first = (await client.request("POST", ROUTES["completions"], question)).json()["choices"]
     crowd = Crowd(client, model, routes, max_new, seed)
     tally = crowd.tally
+    await asyncio.gather(*(swell(client, model) for _ in range(SWELLING)))
     before = await settle_first(probe)
     begin = time.monotonic()
 
@@ -291,6 +295,13 @@ async def run(
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
     }
+
+
+async def swell(client: Client, model: str) -> None:
+    """Have the longest prompt refused: what a server's threads take for it, they tend to keep."""
+    (longest,) = (bad for bad in MALFORMED if bad.name == "prompt too long")
+    path = ROUTES["completions"]
+    await client.request("POST", path, longest.body(model, path))
 
 
 async def settle_first(probe: Probe) -> State | None:

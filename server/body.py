@@ -3,8 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from fastapi import Request
 
@@ -14,6 +13,9 @@ from server.request_log import note_body
 from server.settings import Settings
 
 __all__ = ["parse_json", "read_json"]
+
+_Link: TypeAlias = tuple["_Link | None", str | int]
+"""Where a value is: where what holds it is, and its key or index in that."""
 
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -94,27 +96,32 @@ def _json_kind(value: Any) -> str:
 
 
 def _refuse_surrogates(value: dict[str, Any]) -> None:
-    for path, text in _texts(value):
-        if _SURROGATE.search(text):
-            where = _SURROGATE.sub("\ufffd", join_path(path))
-            raise invalid(
-                where,
-                f"The text at {where!r} has a lone surrogate (half of a \\uD83D\\uDE42 style "
-                "pair), which is not valid Unicode.",
-                "invalid_unicode",
-            )
-
-
-def _texts(value: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    # A stack and not recursion: the nesting is the client's.
-    stack: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
+    # A stack and not recursion, and links and not paths: the nesting is the client's.
+    stack: list[tuple[_Link | None, Any]] = [(None, value)]
     while stack:
-        path, item = stack.pop()
+        link, item = stack.pop()
         if isinstance(item, str):
-            yield path, item
+            _refuse_surrogate(item, link)
         elif isinstance(item, list):
-            stack.extend(((*path, i), child) for i, child in enumerate(item))
+            stack.extend(((link, i), child) for i, child in enumerate(item))
         elif isinstance(item, dict):
             for key, child in item.items():
-                yield (*path, key), key
-                stack.append(((*path, key), child))
+                _refuse_surrogate(key, (link, key))
+                stack.append(((link, key), child))
+
+
+def _refuse_surrogate(text: str, link: "_Link | None") -> None:
+    if not _SURROGATE.search(text):
+        return
+    steps: list[str | int] = []
+    while link is not None:
+        link, step = link
+        steps.append(step)
+    where = _SURROGATE.sub("\ufffd", join_path(tuple(reversed(steps))))
+    shown = where if len(where) <= 200 else where[:197] + "..."
+    raise invalid(
+        shown,
+        f"The text at {shown!r} has a lone surrogate (half of a \\uD83D\\uDE42 style "
+        "pair), which is not valid Unicode.",
+        "invalid_unicode",
+    )

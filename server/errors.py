@@ -81,7 +81,11 @@ def invalid(param: str | None, message: str, code: str = "invalid_value") -> Api
 
 
 def context_length_exceeded(
-    param: str, prompt_tokens: int, max_model_len: int, max_tokens: int | None = None
+    param: str,
+    prompt_tokens: int,
+    max_model_len: int,
+    max_tokens: int | None = None,
+    at_least: bool = False,
 ) -> ApiError:
     """Return the 400 for a prompt, or a prompt and its requested answer, over the context."""
     asked = "" if max_tokens is None else f" plus {max_tokens} requested for the answer"
@@ -89,7 +93,7 @@ def context_length_exceeded(
     return invalid(
         param,
         f"This model's context is {max_model_len} tokens, but the request has "
-        f"{prompt_tokens} in the {param}{asked or room}. Shorten the {param}"
+        f"{'at least ' if at_least else ''}{prompt_tokens} in the {param}{asked or room}. Shorten the {param}"
         + (" or lower max_tokens." if asked else "."),
         "context_length_exceeded",
     )

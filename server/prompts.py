@@ -22,6 +22,9 @@ __all__ = [
 _RESERVED = frozenset({"add_generation_prompt", "messages", "self", "template_name", "tools"})
 
 
+_LONG = 4
+"""Characters a token from which on a text probably does not fit, so that counting pays."""
+
 MAX_PROMPTS = 256
 """Most prompts in one request."""
 
@@ -70,7 +73,7 @@ async def chat_prompt(
 
     def build() -> Prompt:
         text = _render(template, messages, tools, add_generation_prompt, extra, param)
-        return Prompt(engine.tokenizer.encode(text), param, _thinking(text), text)
+        return Prompt(_encode(engine, text, param), param, _thinking(text), text)
 
     # In a thread: a prompt of a million characters would stop every stream while it is encoded.
     return await asyncio.to_thread(build)
@@ -105,7 +108,7 @@ async def completion_prompts(engine: ServingEngine, prompt: Any) -> list[Prompt]
 async def _completion_prompt(engine: ServingEngine, prompt: Any, where: str) -> Prompt:
     if isinstance(prompt, str):
         text = prompt
-        token_ids = await asyncio.to_thread(_encode, engine, prompt)
+        token_ids = await asyncio.to_thread(_encode, engine, prompt, where, begin=True)
     elif isinstance(prompt, list):
         _check_token_ids(prompt, engine.tokenizer.vocab_size, where)
         token_ids = prompt
@@ -163,9 +166,16 @@ def _render(
         ) from error
 
 
-def _encode(engine: ServingEngine, text: str) -> list[int]:
-    # With the tokenizer's own beginning of sequence, which a chat template writes out itself.
-    return engine.tokenizer.encode(text, add_special_tokens=True)
+def _encode(engine: ServingEngine, text: str, param: str, begin: bool = False) -> list[int]:
+    """Token ids of a text; one that cannot fit the context is refused without encoding it.
+
+    begin: with the tokenizer's own beginning of sequence, which a chat template writes itself.
+    """
+    if len(text) > _LONG * engine.max_model_len:
+        least = engine.tokenizer.min_tokens(text)
+        if least > engine.max_model_len:
+            raise context_length_exceeded(param, least, engine.max_model_len, at_least=True)
+    return engine.tokenizer.encode(text, add_special_tokens=begin)
 
 
 def _check_token_ids(prompt: list[Any], vocab_size: int, where: str) -> None:

@@ -86,19 +86,39 @@ def above(x: Any, weights: Any, keys: Any) -> Any:
 
 
 @tilert.inline
-def narrowed(low: Any, high: Any, keys: Any, found: Any, need: Any) -> Any:
-    """The interval between the last key that has enough above it and the first that has not."""
+def narrowed(state: Any, keys: Any, found: Any, need: Any) -> Any:
+    """The interval between the last key that has enough above it and the first that has not.
+
+    A state is low, high, and what lies at or above low, infinite where nobody has looked.
+    """
+    low, high, there = state
     met = found >= need
-    return max(where(met, keys, low)), min(where(met, high, keys))
+    low, high = max(where(met, keys, low)), min(where(met, high, keys))
+    return low, high, min(where(met, found, there))
 
 
 @tilert.inline
-def highest(x: Any, weights: Any, low: Any, high: Any, need: Any, fan: Any) -> Any:
-    """The largest key in [low, high) with `need` at or above it, `low` if there is none."""
+def is_open(state: Any, need: Any, by_mass: Any) -> Any:
+    """Whether a search goes on.
+
+    Just as many tokens as needed are the set that is wanted, whatever lies between. Of masses that
+    cannot be said: a token may be too unlikely to change a sum.
+    """
+    return (state[1] - state[0] > 1) & ((state[2] > need) | (by_mass > 0))
+
+
+@tilert.inline
+def highest(x: Any, weights: Any, state: Any, need: Any, fan: Any, by_mass: Any) -> Any:
+    """A state whose low keeps what the largest key with `need` at or above it keeps.
+
+    Where no key has as much, the low that was given.
+    """
+    low, high, there = state
     for turn in range(ROUNDS):
-        if high - low > 1:
+        if is_open((low, high, there), need, by_mass):
             keys = cuts(low, high, turn, fan)
-            low, high = narrowed(low, high, keys, above(x, weights, keys), need)
+            found = above(x, weights, keys)
+            low, high, there = narrowed((low, high, there), keys, found, need)
     return low
 
 
@@ -142,16 +162,21 @@ def all_above(row: Any, keys: Any, low: Any, group: Any, by_mass: Any) -> Any:
 def search(row: Any, low: Any, high: Any, need: Any, group: Any, fan: Any, by_mass: Any) -> Any:
     """`highest` over a row of logits: first over chunk maxima, then over what may lie above."""
     _, _, _, maxima, top, scale = row
-    low = highest(maxima, weigh(maxima, top, scale, by_mass), low, high, need, fan)
+    unknown = full((), float("inf"), f32)
+    if groups_above(maxima, low, group) > 1:
+        least = weigh(maxima, top, scale, by_mass)
+        low = maximum(low, where(sum(least) >= need, ordered(min(maxima)), low))
+        low = highest(maxima, least, (low, high, unknown), need, fan, by_mass)
     if groups_above(maxima, low, group) <= 1:
         x, weights = members(row, 0, group, by_mass)
-        low = highest(x, weights, low, high, need, fan)
+        low = highest(x, weights, (low, high, unknown), need, fan, by_mass)
     else:
+        there = unknown
         for turn in range(ROUNDS):
-            if high - low > 1:
+            if is_open((low, high, there), need, by_mass):
                 keys = cuts(low, high, turn, fan)
                 found = all_above(row, keys, low, group, by_mass)
-                low, high = narrowed(low, high, keys, found, need)
+                low, high, there = narrowed((low, high, there), keys, found, need)
     return low
 
 
@@ -168,7 +193,7 @@ def threshold(
     group: Const[int],
     fan: Const[int],
 ) -> None:
-    """The lowest logit that top-k and then top-p keep, the lowest number where they are off.
+    """A logit that all kept by top-k and then top-p reach, and no others: the lowest, or one below.
 
     lowest: f32[B] in pieces (1,). logits: f32[B, S, L]. best: of `chunk_best`. order: of
     `order_chunks`. temperature: f32[B], above 0. top_k: i32[B], below 1 is off. top_p: f32[B], 1 or

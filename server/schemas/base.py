@@ -14,6 +14,8 @@ __all__ = ["MAX_STOPS", "Limit", "Seed", "Stop", "Strict", "TokenId", "validated
 MAX_STOPS = 16
 """Most stop strings a request may have (OpenAI's own limit is 4)."""
 
+MAX_STOP_CHARACTERS = 1024
+
 MAX_TOKEN_ID = 2**31 - 1
 
 
@@ -22,8 +24,8 @@ def _as_list(value: Any) -> Any:
 
 
 Stop = Annotated[
-    list[Annotated[str, Field(min_length=1)]],
-    Field(max_length=MAX_STOPS),
+    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]],
+    Field(max_length=MAX_STOPS, fail_fast=True),
     BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
 ]
 Limit = Annotated[int, Field(ge=1)]

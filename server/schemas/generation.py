@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from server.errors import invalid
 from server.schemas.base import MAX_STOPS, Limit, Seed, Stop, Strict, TokenId, validated
-from server.schemas.tools import Tool
+from server.schemas.tools import Tools
 
 __all__ = [
     "MAX_CHOICES",
@@ -30,6 +30,13 @@ MAX_BIASES = 300
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
+def _few(value: Any) -> Any:
+    """Refuse what is too long before each of its entries is looked at."""
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise ValueError(f"at most {MAX_BIASES} token ids may have a bias")
+    return value
+
+
 class StreamOptions(Strict):
     """`include_usage` adds a last chunk with the token counts; obfuscation is never added."""
 
@@ -51,13 +58,18 @@ class GenerationRequest(Strict):
     max_tokens: Limit | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stop: Stop | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS, fail_fast=True)] | None = (
+        None
+    )
     ignore_eos: bool | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     logit_bias: (
-        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)]
+        Annotated[
+            dict[str, Annotated[float, Field(ge=-100, le=100)]],
+            BeforeValidator(_few, json_schema_input_type=dict[str, float]),
+        ]
         | None
     ) = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
@@ -65,7 +77,7 @@ class GenerationRequest(Strict):
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     guided_grammar: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -89,11 +101,11 @@ class GenerationRequest(Strict):
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)]
     max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: list[Tool] | None = None
+    tools: Tools | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from server.schemas.base import Limit, Strict
 from server.schemas.generation import MAX_LOGPROBS, ReasoningEffort
-from server.schemas.tools import Name
+from server.schemas.tools import MAX_TOOLS, Name
 
 __all__ = ["FunctionTool", "Reasoning", "ResponsesRequest", "TextOptions"]
 
@@ -46,12 +46,12 @@ class ResponsesRequest(Strict):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], Field(fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     stream: bool | None = None

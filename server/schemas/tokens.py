@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from server.schemas.base import Strict, TokenId
-from server.schemas.tools import Tool
+from server.schemas.tools import Tools
 
 __all__ = ["DetokenizeRequest", "TokenizeRequest"]
 
@@ -15,16 +15,16 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = None
+    tools: Tools | None = None
 
 
 class DetokenizeRequest(Strict):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=1_000_000)]
+    tokens: Annotated[list[TokenId], Field(max_length=1_000_000, fail_fast=True)]

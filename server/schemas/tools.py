@@ -6,7 +6,9 @@ from pydantic import Field
 
 from server.schemas.base import Strict
 
-__all__ = ["Function", "Name", "Tool"]
+__all__ = ["MAX_TOOLS", "Function", "Name", "Tool", "Tools"]
+
+MAX_TOOLS = 512
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.\-]{1,64}$")]
 
@@ -25,3 +27,6 @@ class Tool(Strict):
 
     type: Literal["function"]
     function: Function
+
+
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]

@@ -322,13 +322,16 @@ class FakeTransformer:
         self.device.enqueue(work)
 
     def decode(self, cache: FakeCache, batch: FakeBatch, features: Features) -> None:
-        assert features.cover(batch.features)
         failure, self.fail_decode = self.fail_decode, None
         if failure is not None:
             moved = Moved()
             self.moved = weakref.ref(moved)
             raise failure
 
+        self.decode_layers(cache, batch)
+        self.decode_sample(cache, batch, features)
+
+    def decode_layers(self, cache: FakeCache, batch: FakeBatch) -> None:
         def work() -> None:
             self.decodes += 1
             late, self.fail_late = self.fail_late, None
@@ -337,9 +340,19 @@ class FakeTransformer:
             for at in range(batch.size):
                 slot = batch.slots[at]
                 if slot.row >= 0:
-                    position = int(batch.positions.data[at])
-                    cache.write(slot.row, position, int(batch.ids.data[at]))
-                    batch.sample(at, cache.read(slot.row, position + 1))
+                    cache.write(slot.row, int(batch.positions.data[at]), int(batch.ids.data[at]))
+
+        self.device.enqueue(work)
+
+    def decode_sample(self, cache: FakeCache, batch: FakeBatch, features: Features) -> None:
+        assert features.cover(batch.features)
+
+        def work() -> None:
+            for at in range(batch.size):
+                slot = batch.slots[at]
+                if slot.row >= 0:
+                    length = int(batch.positions.data[at]) + 1
+                    batch.sample(at, cache.read(slot.row, length))
                     batch.positions.data[at] += 1
 
         self.device.enqueue(work)

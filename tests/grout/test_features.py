@@ -233,6 +233,24 @@ def test_replies_match_their_grammar(kind: str, preempting: bool) -> None:
     assert (engine.stats()["preemptions"] > 0) == preempting
 
 
+def test_a_grammar_is_followed_while_the_device_runs() -> None:
+    engine = make_engine()
+    stream, plain = BlockingStream(), BlockingStream()
+    grammar = Grammar.regex("([a-z]{2})*")
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, grammar=grammar)
+    engine.add([9], params, stream)
+    engine.add([7], SamplingParams(temperature=0, max_tokens=20, ignore_eos=True), plain)
+    for _ in range(8):
+        engine.step()
+    pending = engine._loop._pending
+    # A step is under way with the grammar's request in it, and nothing was uploaded for it anew.
+    assert pending is not None and len(pending.step.decode) == 2
+    assert model_of(engine).device.uploads == 3
+    run_all(engine)
+    assert len(text(tokens(stream))) == 40
+    assert tokens(plain) == expected([7], 20)
+
+
 def iter_deltas(stream: BlockingStream) -> list[Delta]:
     found: list[Delta] = []
     while not stream.empty:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -112,13 +112,13 @@ def test_nan_in_one_requests_cache_ends_that_request(
     spoilt: list[int] = []
     decode = runner.decode
 
-    def spoil_and_decode(sequences: tuple[Sequence, ...]) -> Readback:
+    def spoil_and_decode(sequences: tuple[Sequence, ...], read_ids: Callable[[], None]) -> Readback:
         for sequence in sequences:
             if sequence.params.priority == 7 and not spoilt:
                 spoilt.extend(sequence.pages)
                 _, values = cache.pages(0)
                 values[sequence.pages[0], 1].copy_from(np.full(values.shape[2:], np.nan, "f"))
-        return decode(sequences)
+        return decode(sequences, read_ids)
 
     monkeypatch.setattr(runner, "decode", spoil_and_decode)
     victim = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, priority=7)

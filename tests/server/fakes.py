@@ -32,6 +32,9 @@ class FakeTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return [256] * add_special_tokens + list(text.encode())
 
+    def min_tokens(self, text: str) -> int:
+        return len(text.encode())
+
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         skipped = self.special_ids if skip_special_tokens else frozenset()
         raw = b"".join(self.token_bytes(token) for token in ids if token not in skipped)

@@ -49,7 +49,7 @@ def test_leaving_aborts_every_answer(http: httpx.Client, engine: FakeEngine) -> 
     with http.stream("POST", "/v1/chat/completions", json=body) as response:
         next(response.iter_lines())
         wait_for(lambda: engine.running == 4)
-    wait_for(lambda: engine.running == 0, seconds=1)
+    wait_for(lambda: engine.running == 0, seconds=3)
     assert engine.aborted == 4
 
 

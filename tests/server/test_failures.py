@@ -3,6 +3,7 @@
 import json
 import logging
 import socket
+import time
 from typing import Any
 
 import httpx
@@ -215,3 +216,35 @@ def test_a_bug_in_a_route_is_a_500(http: httpx.Client, engine: FakeEngine) -> No
     assert response.json()["error"]["code"] == "internal_error"
     assert "NoneType" not in response.text
     still_answers(http, engine)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (
+            b'{"user":"\\ud83d\\ude00","messages":'
+            + b"[" * 900
+            + b'"",' * 100_000
+            + b'""'
+            + b"]" * 900
+            + b"}",
+            400,
+        ),
+        (b'{"messages":[' + b"1," * 300_000 + b"1]}", 400),
+        (b'{"messages":[],"stop":[' + b"1," * 300_000 + b"1]}", 400),
+        (b'{"messages":[],"tools":[' + b"1," * 300_000 + b"1]}", 400),
+        (
+            b'{"messages":[],"logit_bias":{'
+            + b",".join(b'"%d":"x"' % i for i in range(100_000))
+            + b"}}",
+            400,
+        ),
+    ],
+)
+def test_large_bodies_hold_up_no_one(http: httpx.Client, body: bytes, status: int) -> None:
+    started = time.monotonic()
+    headers = {"Content-Type": "application/json"}
+    response = http.post("/v1/chat/completions", content=body, headers=headers)
+    assert response.status_code == status
+    # Seconds of one core where something grows with the square of the body.
+    assert time.monotonic() - started < 3

@@ -66,8 +66,9 @@ def test_a_short_crowd(real: Live[grout.Engine]) -> None:
 def test_a_crowd_of_64_on_a_process(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     port = free_port()
     serve = f"{sys.executable} -m server.cli serve {folder} --load-format dummy --device cpu"
-    argv = ["--start", f"{serve} --port {port} --max-num-seqs 16"]
-    argv += ["--url", f"http://127.0.0.1:{port}", "--seconds", "30", "--max-new", "16", "--equal"]
+    # A small cache: a large one is not touched, and so not resident, before it has once been used.
+    argv = ["--start", f"{serve} --port {port} --max-num-seqs 16 --kv-cache-memory 24MiB"]
+    argv += ["--url", f"http://127.0.0.1:{port}", "--seconds", "40", "--max-new", "16", "--equal"]
     status = load_test.main(argv)
     out = capsys.readouterr().out
     result = json.loads(out.splitlines()[-1])

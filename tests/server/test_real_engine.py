@@ -66,7 +66,6 @@ def test_leaving_frees_the_engine(real: Live[grout.Engine], http: httpx.Client) 
     before = real.engine.stats()["pages_free"]
     with http.stream("POST", "/v1/chat/completions", json=body) as response:
         next(response.iter_lines())
-        wait_for(lambda: real.engine.stats()["running"] == 1)
     wait_for(lambda: real.engine.stats()["requests_aborted"] == 1)
     assert real.engine.stats()["pages_free"] == before
 
@@ -75,3 +74,21 @@ def test_refusals_of_the_engine_itself(http: httpx.Client) -> None:
     body = {"prompt": "Hi", "stop_token_ids": [320], "stream": True}
     response = http.post("/v1/completions", json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "stop_token_ids")
+
+
+CHAT = "/v1/chat/completions"
+
+
+def test_what_the_engine_does_for_the_api(http: httpx.Client) -> None:
+    ask = {**ASK, "temperature": 0, "max_tokens": 4}
+    entries = http.post(CHAT, json={**ask, "logprobs": True, "top_logprobs": 3}).json()
+    [choice] = entries["choices"]
+    content = choice["logprobs"]["content"]
+    assert all(len(entry["top_logprobs"]) == 3 for entry in content)
+    assert all(entry["logprob"] == entry["top_logprobs"][0]["logprob"] for entry in content)
+    biased = http.post(CHAT, json={**ask, "logit_bias": {"65": 100}}).json()
+    assert biased["choices"][0]["message"]["content"] == "AAAA"
+    several = http.post(CHAT, json={**ask, "n": 3}).json()["choices"]
+    assert len({choice["message"]["content"] for choice in several}) == 1
+    picked = http.post("/v1/completions", json={"prompt": "Hi", "guided_choice": ["yes", "no"]})
+    assert picked.json()["choices"][0]["text"] in ("yes", "no")

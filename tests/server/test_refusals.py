@@ -403,3 +403,21 @@ def test_closed_engine(http: httpx.Client, engine: FakeEngine, stream: bool) -> 
         "server_error",
         "engine_down",
     )
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_prompt_far_too_long_is_refused_without_encoding_it(
+    path: str, http: httpx.Client, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = engine.tokenizer.encode
+
+    def short(text: str, **options: Any) -> list[int]:
+        assert len(text) < 5 * engine.max_model_len, "encoded"
+        return encode(text, **options)
+
+    monkeypatch.setattr(engine.tokenizer, "encode", short)
+    text = "x" * (6 * engine.max_model_len)
+    body = {"messages": [{"role": "user", "content": text}]} if path == CHAT else {"prompt": text}
+    param = "messages" if path == CHAT else "prompt"
+    message = refused(http, path, body, "context_length_exceeded", param)
+    assert "at least" in message and str(engine.max_model_len) in message
