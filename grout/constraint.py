@@ -62,7 +62,7 @@ class GrammarTokens:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._eos = [token for token in eos_token_ids if token < vocab_size]
+        self._eos = sorted({token for token in eos_token_ids if token < vocab_size})
         self._lock = threading.Lock()
         self._vocabulary: llguidance.LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()

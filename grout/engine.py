@@ -64,6 +64,7 @@ class Engine:
         eos_token_ids: Iterable[int] = (),
         chat_template: ChatTemplate | None = None,
         default_sampling: dict[str, Any] | None = None,
+        grammars: GrammarTokens | None = None,
     ) -> None:
         if scheduler.pages_for(max_model_len) > scheduler.pool.total:
             raise ConfigError(
@@ -79,7 +80,7 @@ class Engine:
         self.chat_template = chat_template
         self.default_sampling = dict(default_sampling or {})
         self._hidden = frozenset(tokenizer.special_ids)
-        self._grammars = GrammarTokens(tokenizer, vocab_size, self.eos_token_ids)
+        self._grammars = grammars or GrammarTokens(tokenizer, vocab_size, self.eos_token_ids)
         self._loop = StepLoop(scheduler, runner, config.request_timeout)
         self._ids = count(1)
         self._random = random.Random(config.seed)

@@ -1,11 +1,13 @@
 """From a configuration to a running engine: `create_engine`."""
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import tilert
 from grout.config import EngineConfig
+from grout.constraint import GrammarTokens
 from grout.engine import Engine
 from grout.errors import ConfigError
 from grout.memory import (
@@ -17,7 +19,7 @@ from grout.memory import (
     step_bytes,
 )
 from grout.pages import PagePool
-from grout.runner import Runner
+from grout.runner import Runner, bucket
 from grout.scheduler import Scheduler
 from models.chat_template import ChatTemplate
 from models.config import ModelConfig
@@ -66,6 +68,10 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Eng
     limit = context_limit(config, model.config, device.kind)
     report(f"{model.id} on {device.name}, {config.dtype}")
     check_weights(model.config, dtype.itemsize, device.memory()[0], device.name)
+    eos = (*model.config.eos_token_ids, *model.tokenizer.eos_token_ids)
+    grammars = GrammarTokens(model.tokenizer, model.config.vocab_size, eos)
+    # Takes seconds for a large vocabulary, beside the weights.
+    threading.Thread(target=grammars.prepare, name="grout-grammars", daemon=True).start()
     transformer = _load(model, device, dtype, limit, config.seed or 0, report)
 
     chunk = config.chunk(device.kind)
@@ -100,12 +106,17 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Eng
         model_id=model.id,
         max_model_len=plan.max_model_len,
         vocab_size=model.config.vocab_size,
-        eos_token_ids=(*model.config.eos_token_ids, *model.tokenizer.eos_token_ids),
+        eos_token_ids=eos,
         chat_template=model.chat_template,
         default_sampling=default_sampling(model.config.default_sampling),
+        grammars=grammars,
     )
     report("warming up")
-    runner.warm_up(_warm_up_lengths(device.kind, min(chunk, plan.max_model_len - 1)))
+    runner.warm_up(
+        _warm_up_lengths(device.kind, min(chunk, plan.max_model_len - 1)),
+        _warm_up_sizes(device.kind, config.max_num_seqs),
+    )
+    grammars.prepare()
     return engine.start()
 
 
@@ -193,6 +204,14 @@ def _warm_up_lengths(kind: str, longest: int) -> tuple[int, ...]:
     """
     lengths = (8,) if kind == "cpu" else (16, 128, longest)
     return tuple(sorted({min(length, longest) for length in lengths}))
+
+
+def _warm_up_sizes(kind: str, max_num_seqs: int) -> tuple[int, ...]:
+    """Batch sizes to record before the first request: on a GPU all that can occur, because what
+    is not compiled and recorded then makes everybody wait when it is."""
+    if kind == "cpu":
+        return (1,)
+    return tuple(1 << power for power in range(bucket(max_num_seqs).bit_length()))
 
 
 def _silent(_: str) -> None:

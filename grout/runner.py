@@ -106,8 +106,8 @@ class Runner:
         """Make pages that may hold NaN harmless for those who get them next."""
         self.cache.scrub(pages)
 
-    def warm_up(self, prompt_lengths: Ordered[int]) -> None:
-        """Compile and record what the first requests need: prefill and the batch of one.
+    def warm_up(self, prompt_lengths: Ordered[int], batch_sizes: Ordered[int] = (1,)) -> None:
+        """Compile and record what requests need: prefills, and decodes of some batch sizes.
 
         Before any request: uses the cache's first pages, which must hold each of the prompts.
         """
@@ -118,11 +118,12 @@ class Runner:
             self.transformer.prefill(self.cache, batch, np.zeros(length, np.int32), 0)
             self._prefill_lane.read(()).wait()
             self.cache.clear(0)
-        lane = self._lane(1)
-        lane.batch.set([PADDING])
         self._loaded = ((), ())
-        self._run(lane, "whole")
-        lane.read(()).wait()
+        for size in batch_sizes:
+            lane = self._lane(size)
+            lane.batch.set([PADDING] * size)
+            self._run(lane, "whole")
+            lane.read(()).wait()
 
     def recover(self) -> None:
         """After a failed step: wait for the device and start over with fresh batches and graphs.

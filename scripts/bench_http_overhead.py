@@ -49,6 +49,9 @@ class BytesTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return list(text.encode())
 
+    def min_tokens(self, text: str) -> int:
+        return len(text.encode())
+
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         return bytes(ids).decode("utf-8", "replace")
 

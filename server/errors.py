@@ -93,8 +93,8 @@ def context_length_exceeded(
     return invalid(
         param,
         f"This model's context is {max_model_len} tokens, but the request has "
-        f"{'at least ' if at_least else ''}{prompt_tokens} in the {param}{asked or room}. Shorten the {param}"
-        + (" or lower max_tokens." if asked else "."),
+        f"{'at least ' if at_least else ''}{prompt_tokens} in the {param}{asked or room}. "
+        f"Shorten the {param}" + (" or lower max_tokens." if asked else "."),
         "context_length_exceeded",
     )
 

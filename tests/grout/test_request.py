@@ -31,6 +31,24 @@ from grout.errors import InvalidSamplingParams
         ("stop_token_ids", (-1,)),
         ("stop_token_ids", ("a",)),
         ("ignore_eos", 1),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", math.nan),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", math.inf),
+        ("logit_bias", ((1, 101.0),)),
+        ("logit_bias", ((-1, 1.0),)),
+        ("logit_bias", ((1, 1.0), (1, 2.0))),
+        ("logit_bias", (1, 2)),
+        ("logit_bias", tuple((token, 1.0) for token in range(301))),
+        ("min_tokens", -1),
+        ("min_tokens", 1.0),
+        ("logprobs", -1),
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("grammar", "a+"),
+        ("priority", 0.5),
+        ("priority", 2**63),
     ],
 )
 def test_a_bad_parameter_is_named(field: str, value: Any) -> None:
@@ -45,6 +63,20 @@ def test_equal_settings_are_spelled_equally() -> None:
     assert SamplingParams(top_k=-1, **lists) == SamplingParams(stop=("a",), stop_token_ids=(1,))
     assert SamplingParams(temperature=0).greedy
     assert not SamplingParams().greedy
+
+
+def test_what_is_at_the_limits_is_taken() -> None:
+    bias: Any = [[token, -100] for token in range(300)]
+    params = SamplingParams(
+        presence_penalty=-2, frequency_penalty=2.0, logprobs=20, logit_bias=bias, priority=-5
+    )
+    assert params.logit_bias[299] == (299, -100)
+    assert params.penalises
+    assert SamplingParams(repetition_penalty=1.1).penalises
+    assert not SamplingParams(logit_bias=bias).penalises
+    assert SamplingParams(min_tokens=4, max_tokens=4).min_tokens == 4
+    with pytest.raises(InvalidSamplingParams, match=r"min_tokens must be at most max_tokens \(3\)"):
+        SamplingParams(min_tokens=4, max_tokens=3)
 
 
 def test_a_prompt_too_long_names_both_sizes() -> None:

@@ -175,6 +175,16 @@ def test_a_conversation_finds_its_replies_too() -> None:
     assert again.cached_tokens == 12
 
 
+def test_the_last_token_of_a_reply_is_not_in_its_page() -> None:
+    engine = make_engine()
+    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+    prompt = TEXTS[1][:6]
+    reply = list(engine.generate_sync(prompt, params).token_ids)
+    again = engine.generate_sync([*prompt, *reply, 5], params)
+    assert list(again.token_ids) == expected([*prompt, *reply, 5], 10)
+    assert again.cached_tokens == 12
+
+
 def test_requests_that_come_together_share_their_prompt() -> None:
     engine = make_engine(prefill_chunk=64, max_num_seqs=4)
     params = SamplingParams(temperature=0.7, max_tokens=5, ignore_eos=True, seed=1)
