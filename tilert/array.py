@@ -10,8 +10,9 @@ import numpy as np
 
 from tilert.device import Device
 from tilert.dtypes import DType, dtype_of
-from tilert.errors import OwnershipError
+from tilert.errors import DeviceError, OwnershipError
 from tilert.index_map import IndexMap
+from tilert.limits import MAX_AXES, MAX_BYTES
 from tilert.ownership import Region, overlap
 from tilert.partition import Partition
 from tilert.storage import Storage
@@ -35,9 +36,10 @@ class Array:
         offset: of element (0, ..., 0) in the storage, in elements.
         dtype: element type.
         readonly: why the array may not be written, or "" if it may.
+        types: what launches know of it by the run-time axes of a parameter; see `tilert.op`.
     """
 
-    __slots__ = ("_region", "dtype", "offset", "readonly", "shape", "storage", "strides")
+    __slots__ = ("_region", "dtype", "offset", "readonly", "shape", "storage", "strides", "types")
 
     def __init__(
         self,
@@ -48,6 +50,8 @@ class Array:
         offset: int = 0,
         readonly: str = "",
     ) -> None:
+        if len(shape) > MAX_AXES:
+            raise ValueError(f"an array has at most {MAX_AXES} axes, got {len(shape)}")
         self.storage = storage
         self.dtype = dtype
         self.shape = shape
@@ -55,6 +59,7 @@ class Array:
         self.offset = offset
         self.readonly = readonly
         self._region: Region | None = None
+        self.types: dict[frozenset[int], int] = {}
 
     def __repr__(self) -> str:
         return f"Array({list(self.shape)}, {self.dtype.name}, {self.device.name})"
@@ -94,7 +99,7 @@ class Array:
         """The bytes of the storage that the view covers."""
         if self._region is None:
             size = self.dtype.itemsize
-            strides = tuple(stride * size for stride in self.strides)
+            strides = tuple([stride * size for stride in self.strides])
             self._region = Region(self.offset * size, self.shape, strides, size)
         return self._region
 
@@ -198,6 +203,8 @@ class Array:
         lead = len(wanted) - self.ndim
         if lead < 0 or any(n not in (1, w) for n, w in zip(self.shape, wanted[lead:], strict=True)):
             raise ValueError(f"cannot broadcast {list(self.shape)} to {list(wanted)}")
+        if math.prod(wanted) * self.dtype.itemsize > MAX_BYTES:
+            raise ValueError(f"a view of shape {list(wanted)} has too many elements")
         strides = tuple(
             stride if n == w else 0
             for n, w, stride in zip(self.shape, wanted[lead:], self.strides, strict=True)
@@ -319,10 +326,19 @@ def empty(shape: int | tuple[int, ...], dtype: DType, device: Device) -> Array:
 
     Raises:
         DeviceError: if the device has not enough memory.
+        ValueError: if an extent is negative, or there are more than 32 axes.
     """
     extents = _flatten((shape,))
     if any(n < 0 for n in extents):
         raise ValueError(f"negative extent in shape {list(extents)}")
+    if len(extents) > MAX_AXES:
+        raise ValueError(f"an array has at most {MAX_AXES} axes, got {len(extents)}")
+    # With empty axes as 1: strides are products of extents too.
+    if math.prod(max(n, 1) for n in extents) * dtype.itemsize > MAX_BYTES:
+        raise DeviceError(
+            f"{device.name} is out of memory: an array of shape {list(extents)} has more bytes than"
+            " any machine"
+        )
     storage = Storage(device, math.prod(extents) * dtype.itemsize)
     return Array(storage, dtype, extents, _row_major(extents))
 
@@ -333,12 +349,44 @@ def zeros(shape: int | tuple[int, ...], dtype: DType, device: Device) -> Array:
 
 
 def full(shape: int | tuple[int, ...], value: float, dtype: DType, device: Device) -> Array:
-    """An array of one value (during a capture, every replay sets it again)."""
+    """An array of one value (during a capture, every replay sets it again).
+
+    Raises:
+        As `empty`, and ValueError if the value is no number or does not fit an integer dtype.
+    """
+    filling = _fill_value(value, dtype)
     array = empty(shape, dtype, device)
     if array.size:
-        call = device.fill_call(array, np.asarray(value).astype(dtype.numpy))
+        call = device.fill_call(array, filling)
         device.submit(call, ((array, True),))
     return array
+
+
+def _fill_value(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
+    """The value as a 0-d array of the dtype. Floats round; integers must be there."""
+    given = np.asarray(value)
+    number = given.item() if given.ndim == 0 else value
+    if isinstance(number, bool):
+        number = int(number)
+    if not isinstance(number, int | float):
+        raise ValueError(f"an array is filled with a number, got {type(value).__name__}")
+    if dtype.is_float:
+        try:
+            with np.errstate(over="ignore"):
+                return np.asarray(float(number)).astype(dtype.numpy)
+        except OverflowError:
+            fits = False
+    elif dtype.is_int:
+        info = np.iinfo(dtype.numpy)
+        fits = info.min <= number <= info.max and number == int(number)
+    else:
+        fits = number in (0, 1)
+    if not fits:
+        # Python refuses to write out very long ints.
+        bits = number.bit_length() if isinstance(number, int) else 0
+        shown = f"an int of {bits} bits" if bits > 256 else repr(number)
+        raise ValueError(f"an array of {dtype.name} cannot be filled with {shown}")
+    return np.asarray(int(number)).astype(dtype.numpy)
 
 
 def from_numpy(source: np.ndarray[Any, Any], device: Device) -> Array:

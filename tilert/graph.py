@@ -1,10 +1,12 @@
 """Graphs: work recorded once and enqueued again at each replay (rule O6)."""
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tilert.device import Device, Use
 from tilert.errors import LaunchError
+from tilert.pending import Pending
 
 if TYPE_CHECKING:
     from tilert.ownership import Region
@@ -19,12 +21,29 @@ class Recorder:
     Attributes:
         calls: recorded work, on devices that do not record it themselves.
         regions: for each storage the regions used.
+        kept: what else must stay alive.
     """
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []
         self.regions: dict[Storage, dict[Region, None]] = {}
         self.kept: list[object] = []
+        # Weakly: what the recorded function itself drops gives its array back at once.
+        self._pending: list[weakref.ref[Pending]] = []
+
+    def watch(self, made: Pending) -> None:
+        """Remember a partition or an op that is made during the capture."""
+        self._pending.append(weakref.ref(made))
+
+    def drop(self) -> None:
+        """The capture has failed: give back every array that was moved in it.
+
+        Whoever keeps the exception keeps the frames of the failed function, and so what they hold.
+        """
+        for reference in self._pending:
+            made = reference()
+            if made is not None:
+                made.release()
 
     def note(self, uses: Iterable[Use], keep: object) -> None:
         """Remember one piece of work."""
@@ -94,7 +113,8 @@ def capture(device: Device, fn: Callable[[], Any]) -> Graph:
 
     Raises:
         LaunchError: if `fn` does what a graph cannot hold: read on the host, copy from the host,
-            wait, or capture. What `fn` raises passes through, and the recording is dropped.
+            wait, or capture. What `fn` raises passes through. The recording is dropped then, and
+            with it the partitions and ops made in it: their arrays are free again.
     """
     with device.lock:
         device.refuse_in_capture("another capture")
@@ -106,7 +126,12 @@ def capture(device: Device, fn: Callable[[], Any]) -> Graph:
         except BaseException:
             device.recorder = None
             device.abort_capture()
+            recorder.drop()
             raise
         device.recorder = None
-        enqueue, free = device.end_capture(recorder)
+        try:
+            enqueue, free = device.end_capture(recorder)
+        except BaseException:
+            recorder.drop()
+            raise
         return Graph(device, recorder, enqueue, free)

@@ -1,18 +1,22 @@
 """The kernel decorator: a Python function over tiles, specialised per shape, dtype and constant."""
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tilert.constant import constant_key
 from tilert.errors import LaunchError
-from tilert.frontend.check import MISSING, ParamDecl, check_body, read_params
-from tilert.frontend.inline import Inline, names_of
+from tilert.frontend.captured import Captured, Outside, Reads
+from tilert.frontend.check import MISSING, TOO_LARGE, ParamDecl, check_body, fits, read_params
+from tilert.frontend.inline import Inline
 from tilert.frontend.source import read_source
 from tilert.frontend.trace_kernel import trace_kernel
+from tilert.frontend.values import describe
 from tilert.ir import Function, Param
 
 if TYPE_CHECKING:
-    from tilert.op import Op
+    from tilert.op import Op, Plan
 
 __all__ = ["Kernel", "inline", "kernel"]
 
@@ -26,14 +30,18 @@ class Kernel:
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
+        self.source = read_source(fn, "tilert.kernel")
         self.name = fn.__name__
         self.__doc__ = fn.__doc__
-        self.source = read_source(fn)
         self.decls: list[ParamDecl] = read_params(fn, self.source)
         self._fn = fn
+        self._captured = Captured()
         self._cache: dict[Any, Function] = {}
         self._lock = threading.Lock()
-        check_body(self.source, self.decls, names_of(fn))
+        self._places = {d.name: place for place, d in enumerate(self.decls)}
+        self._defaults = [d.default for d in self.decls]
+        self._consts = [(place, d) for place, d in enumerate(self.decls) if d.kind == "const"]
+        check_body(self.source, self.decls, Outside(fn, Reads()))
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Values of the parameters in order.
@@ -41,36 +49,67 @@ class Kernel:
         Raises:
             LaunchError: for missing, unknown or surplus arguments, or a Const of another type.
         """
-        if len(args) > len(self.decls):
+        given = len(args)
+        if given > len(self.decls):
             raise LaunchError(
-                f"kernel '{self.name}' takes {len(self.decls)} arguments, {len(args)} are given"
+                f"kernel '{self.name}' takes {len(self.decls)} arguments, {given} are given"
             )
-        given = dict(zip((d.name for d in self.decls), args, strict=False))
-        for name, value in kwargs.items():
-            if name in given:
+        values: list[Any] = [*args, *self._defaults[given:]]
+        known = True
+        for name, named in kwargs.items():
+            place = self._places.get(name, -1)
+            if place >= given:
+                values[place] = named
+            elif place >= 0:
                 raise LaunchError(f"kernel '{self.name}': argument '{name}' is given twice")
-            given[name] = value
-        values: list[Any] = []
-        for d in self.decls:
-            value = given.pop(d.name, d.default)
-            if value is MISSING:
-                raise LaunchError(f"kernel '{self.name}': argument '{d.name}' is missing")
-            values.append(self._constant(d, value) if d.kind == "const" else value)
-        if given:
-            raise LaunchError(
-                f"kernel '{self.name}' has no parameter {', '.join(map(repr, sorted(given)))}"
-            )
+            else:
+                known = False
+        if not known or len(kwargs) + given < len(values):
+            self._check_given(values, kwargs)
+        for place, d in self._consts:
+            value: Any = values[place]
+            kind = type(value)
+            if kind is not d.const_type or (kind is int and not -(2**63) <= value < 2**64):
+                values[place] = self._constant(d, value)
         return values
 
+    def _check_given(self, values: list[Any], kwargs: dict[str, Any]) -> None:
+        for d, value in zip(self.decls, values, strict=True):
+            if value is MISSING:
+                raise LaunchError(f"kernel '{self.name}': argument '{d.name}' is missing")
+        unknown = sorted(kwargs.keys() - self._places.keys())
+        if unknown:
+            raise LaunchError(
+                f"kernel '{self.name}' has no parameter {', '.join(map(repr, unknown))}"
+            )
+
     def _constant(self, d: ParamDecl, value: Any) -> Any:
-        if d.const_type is float and isinstance(value, int) and not isinstance(value, bool):
+        if type(value) is int and d.const_type is not bool:
+            if not fits(value, d.const_type):
+                raise LaunchError(f"kernel '{self.name}': '{d.name}' {TOO_LARGE[d.const_type]}")
+            return d.const_type(value)
+        if isinstance(value, int) and d.const_type is float and not isinstance(value, bool):
             return float(value)
         if type(value) is not d.const_type:
             raise LaunchError(
                 f"kernel '{self.name}': '{d.name}' is a compile-time {d.const_type.__name__}, "
-                f"got {type(value).__name__} {value!r}"
+                f"got {describe(value)}"
             )
         return value
+
+    @functools.cached_property
+    def plan(self) -> "Plan":
+        """What launches need to know of the parameters."""
+        from tilert.op import Plan
+
+        return Plan(self.decls)
+
+    def captured(self) -> int:
+        """Number of the state that the values outside the body make (see docs/language.md).
+
+        Specialisations of one state have read the same values; a changed value gives another.
+        """
+        return self._captured.number()
 
     def specialize(
         self,
@@ -88,12 +127,15 @@ class Kernel:
         Raises:
             KernelError: where the body does not fit these types.
         """
-        key = (params, grid, consts)
         with self._lock:
+            state = self._captured.state()
+            key = (params, grid, constant_key(consts), state.number)
             function = self._cache.get(key)
             if function is None:
-                names = names_of(self._fn)
-                function = trace_kernel(self.source, names, params, grid, dict(consts))
+                reads = Reads()
+                outside = Outside(self._fn, reads)
+                function = trace_kernel(self.source, outside, params, grid, dict(consts))
+                state.reads.add(reads)
                 self._cache[key] = function
         return function
 
@@ -110,11 +152,16 @@ def kernel(fn: Callable[..., Any]) -> Kernel:
     """Make a kernel of a function over tiles.
 
     Raises:
+        TypeError: if it is no plain `def`, or its source is not at hand.
         KernelError: if the source breaks a rule that no argument could mend.
     """
     return Kernel(fn)
 
 
 def inline(fn: Callable[..., Any]) -> Inline:
-    """Make a function that kernels may call; its body is inlined at each call."""
+    """Make a function that kernels may call; its body is inlined at each call.
+
+    Raises:
+        TypeError: if it is no plain `def`, or its source is not at hand.
+    """
     return Inline(fn)

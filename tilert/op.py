@@ -1,19 +1,22 @@
 """Ops: a kernel bound to its arguments, run once. `make_op` checks the launch rules O2, O3, O5."""
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from tilert import ir
 from tilert.array import Array
+from tilert.constant import constant_key
 from tilert.device import Device, Use
-from tilert.errors import LaunchError, OwnershipError, TilertError
-from tilert.ownership import Place, caller, check_alias
+from tilert.errors import LaunchError, MovedError, OwnershipError, TilertError
+from tilert.limits import MAX_EXTENT
+from tilert.ownership import Place, caller, check_alias, check_free
 from tilert.partition import Partition
+from tilert.pending import note_pending
 
-__all__ = ["Op", "make_op"]
+__all__ = ["Op", "Plan", "make_op"]
 
-_INT32_MAX = 2**31 - 1
 Extents: TypeAlias = tuple[int | None, ...]
 
 
@@ -28,6 +31,30 @@ class _Decl(Protocol):
     def dyn(self) -> frozenset[int]: ...
 
 
+class Plan:
+    """The parameters of a kernel by kind, so that a launch need not sort them.
+
+    Attributes:
+        muts, refs: (place in the signature, place among the arrays, declaration).
+        consts: places in the signature.
+        arrays: places of all arrays.
+    """
+
+    __slots__ = ("arrays", "consts", "muts", "refs", "run_time")
+
+    def __init__(self, decls: Sequence[_Decl]) -> None:
+        self.arrays = [place for place, d in enumerate(decls) if d.kind != "const"]
+        of_kind: dict[str, list[tuple[int, int, _Decl]]] = {"mut": [], "ref": []}
+        for number, place in enumerate(self.arrays):
+            of_kind[decls[place].kind].append((place, number, decls[place]))
+        self.muts = of_kind["mut"]
+        self.refs = of_kind["ref"]
+        self.consts = [place for place, d in enumerate(decls) if d.kind == "const"]
+        # Axes whose extent is run time where no Mut has an index map and none is padded.
+        dyns = [d.dyn for _, _, d in self.muts]
+        self.run_time: frozenset[int] = frozenset.intersection(*dyns) if dyns else frozenset()
+
+
 class _Kernel(Protocol):
     """What an op needs of a kernel."""
 
@@ -35,6 +62,9 @@ class _Kernel(Protocol):
     def name(self) -> str: ...
     @property
     def decls(self) -> Sequence[Any]: ...
+    @property
+    def plan(self) -> Plan: ...
+    def captured(self) -> int: ...
     def specialize(
         self,
         params: tuple[ir.Param, ...],
@@ -49,6 +79,8 @@ class Op:
     Dropping an op that never ran gives them back.
     """
 
+    __slots__ = ("__weakref__", "_call", "_muts", "_refs", "device", "kernel", "place")
+
     def __init__(
         self,
         kernel: str,
@@ -56,14 +88,16 @@ class Op:
         device: Device,
         call: Callable[[], None],
         muts: list[Partition],
-        uses: list[Use],
+        refs: list[Array],
     ) -> None:
         self.kernel = kernel
         self.place = place
         self.device = device
         self._call: Callable[[], None] | None = call
         self._muts = muts
-        self._uses = uses
+        self._refs = refs
+        if device.recorder is not None:
+            note_pending(device, self)
 
     def __repr__(self) -> str:
         state = "has run" if self._call is None else "not run"
@@ -76,26 +110,52 @@ class Op:
             The partitioned Array, or a tuple of them in the order of the kernel's `Mut`s.
 
         Raises:
-            LaunchError: if it has run already.
+            LaunchError: if it has run already, or was made in a capture that failed.
+            MovedError: if another op or partition holds what this one reads; it can run later.
             DeviceError: if the launch fails; the arrays come back all the same.
         """
-        call, self._call = self._call, None
+        call = self._call
         if call is None:
             raise LaunchError(
                 f"op '{self.kernel}' created at {self.place} has already run; call the kernel"
                 " again to make another"
             )
-        muts, uses = self._muts, self._uses
-        self._muts, self._uses = [], []
+        muts, refs = self._muts, self._refs
+        self._check_held(muts, refs)
+        self._call, self._muts, self._refs = None, [], []
         try:
-            self.device.submit(call, uses)
+            self.device.submit(call, _uses(muts, refs))
         except TilertError as error:
             error.add_note(f"while running op '{self.kernel}' created at {self.place}")
             raise
         finally:
             for mut in muts:
                 mut.release()
-        return muts[0].array if len(muts) == 1 else tuple(mut.array for mut in muts)
+        return muts[0].array if len(muts) == 1 else tuple([mut.array for mut in muts])
+
+    def _check_held(self, muts: list[Partition], refs: list[Array]) -> None:
+        """Rule O5 once more: since the op was made, what it reads may have moved."""
+        for mut in muts:
+            if not mut.held:
+                raise LaunchError(
+                    f"op '{self.kernel}' created at {self.place} was made in a capture that failed;"
+                    " call the kernel again to make another"
+                )
+        for ref in refs:
+            holds = ref.storage.holds
+            if holds:
+                own = [mut.hold for mut in muts]
+                others = [hold for hold in list(holds) if hold not in own]
+                try:
+                    check_free(others, ref.region)
+                except MovedError as error:
+                    error.add_note(f"read by op '{self.kernel}' created at {self.place}")
+                    raise
+
+    def release(self) -> None:
+        """Give the partitioned arrays back; the op cannot run any more."""
+        for mut in self._muts:
+            mut.release()
 
     def sync(self) -> Any:
         """Run, and wait for the device; gives what `run` gives.
@@ -107,6 +167,13 @@ class Op:
         arrays = self.run()
         self.device.synchronize()
         return arrays
+
+
+def _uses(muts: list[Partition], refs: list[Array]) -> Iterator[Use]:
+    for mut in muts:
+        yield mut.array, True
+    for ref in refs:
+        yield ref, False
 
 
 def make_op(kernel: _Kernel, values: Sequence[Any]) -> Op:
@@ -123,10 +190,9 @@ def make_op(kernel: _Kernel, values: Sequence[Any]) -> Op:
         KernelError: if the kernel's body does not fit the arguments.
         CompileError: if the device compiler fails.
     """
-    place = caller()
     taken: list[Partition] = []
     try:
-        return _make_op(kernel, values, place, taken)
+        return _make_op(kernel, values, caller(2), taken)
     except BaseException:
         # A failed call must not keep the arrays for as long as its traceback lives.
         for mut in taken:
@@ -135,51 +201,76 @@ def make_op(kernel: _Kernel, values: Sequence[Any]) -> Op:
 
 
 def _make_op(kernel: _Kernel, values: Sequence[Any], place: Place, taken: list[Partition]) -> Op:
-    arrays: list[Array] = []
-    decls: list[_Decl] = []
-    types: list[_Type] = []
-    uses: list[Use] = []
-    muts: list[tuple[_Decl, Partition]] = []
+    plan = kernel.plan
+    arrays: list[Any] = [values[at] for at in plan.arrays]
     maps: dict[int, Array] = {}
-    consts: list[tuple[str, Any]] = []
-    for decl, value in zip(kernel.decls, values, strict=True):
-        kind = decl.kind
-        if kind == "const":
-            consts.append((decl.name, value))
-            continue
-        mut: Partition | None = None
-        if kind == "mut":
-            if not isinstance(value, Partition):
-                raise _wrong_mut(kernel, decl, value)
-            value.move_to(kernel.name, place)
-            mut = value
-            taken.append(mut)
-            muts.append((decl, mut))
-            if mut.index_map is not None:
-                maps[len(arrays)] = mut.index_map.array
-            value = mut.array
-        elif not isinstance(value, Array):
-            raise _wrong_ref(kernel, decl, value)
-        arrays.append(value)
-        decls.append(decl)
-        types.append(_array_type(kernel, decl, value, mut))
-        uses.append((value, mut is not None))
-    if not muts:
+    # What tells specialisations apart, cheap to hash. Whether a part is a type's number, a tile or
+    # a constant follows from its place, since the kernel is the first.
+    key: list[object] = [kernel, kernel.captured()]
+    refs: list[Array] = []
+    grid: tuple[int, ...] | None = None
+    device: Device | None = None
+    held = several = False
+    alike = True
+    for at, position, decl in plan.muts:
+        mut = values[at]
+        if not isinstance(mut, Partition):
+            raise _wrong_mut(kernel, decl, mut)
+        mut.move_to(kernel.name, place)
+        taken.append(mut)
+        arrays[position] = array = mut.array
+        if grid is None:
+            grid, device = mut.grid, array.storage.device
+        else:
+            alike = alike and mut.grid == grid
+            several = several or array.storage.device is not device
+        index_map = mut.index_map
+        if index_map is not None:
+            maps[position] = entries = index_map.array
+            refs.append(entries)
+        number = array.types.get(decl.dyn) or _type(kernel, decl, array)
+        key += (mut.tile, index_map is None, number)
+    if grid is None or device is None:
         raise LaunchError(f"kernel '{kernel.name}' has no Mut, so nothing gives its grid")
-    uses += [(index, False) for index in maps.values()]
-    device = arrays[0].storage.device
-    _check_devices(kernel, decls, arrays)
-    _check_ownership(kernel, decls, arrays, muts)
-    grid = _common_grid(kernel, muts)
-    if 0 in grid:
-        return Op(kernel.name, place, device, _nothing, taken, uses)
-    static_grid = _static_grid(muts, grid)
-    # 1, 1.0 and True are equal as keys and different as constants.
-    key = (kernel, tuple(types), static_grid, tuple([(v, type(v)) for _, v in consts]))
-    launcher = device.launcher(
-        key, lambda: kernel.specialize(_params(decls, arrays, types), static_grid, tuple(consts))
-    )
-    return Op(kernel.name, place, device, launcher.bind(arrays, maps, grid), taken, uses)
+    for at, _, decl in plan.refs:
+        array = values[at]
+        if not isinstance(array, Array):
+            raise _wrong_ref(kernel, decl, array)
+        refs.append(array)
+        storage = array.storage
+        if storage.holds:
+            held = True
+        if storage.device is not device:
+            several = True
+        key.append(array.types.get(decl.dyn) or _type(kernel, decl, array))
+    for at in plan.consts:
+        key.append(constant_key(values[at]))
+    if several:
+        raise _several_devices(kernel, arrays)
+    if held:
+        _check_ownership(kernel, values)
+    if not alike:
+        grid = _common_grid(kernel, taken)
+    programs = math.prod(grid)
+    if programs == 0:
+        return Op(kernel.name, place, device, _nothing, taken, refs)
+    if programs > MAX_EXTENT:
+        raise LaunchError(
+            f"kernel '{kernel.name}' would run {programs} programs, more than 2^31 - 1; use larger"
+            " tiles"
+        )
+    static_grid: Extents = grid
+    if maps or not alike:
+        static_grid = _static_grid(kernel, taken, grid)
+    elif plan.run_time:
+        static_grid = tuple([None if i in plan.run_time else n for i, n in enumerate(grid)])
+    key.append(static_grid)
+    launcher = device.launchers.get(found := tuple(key))
+    if launcher is None:
+        launcher = device.launcher(
+            found, lambda: kernel.specialize(*_specialisation(kernel, values, static_grid))
+        )
+    return Op(kernel.name, place, device, launcher.bind(arrays, maps, grid), taken, refs)
 
 
 def _nothing() -> None:
@@ -211,25 +302,24 @@ def _wrong_ref(kernel: _Kernel, decl: _Decl, value: object) -> LaunchError:
     )
 
 
-def _check_devices(kernel: _Kernel, decls: list[_Decl], arrays: list[Array]) -> None:
-    device = arrays[0].storage.device
-    for decl, array in zip(decls, arrays, strict=True):
-        if array.storage.device is not device:
-            raise LaunchError(
-                f"kernel '{kernel.name}': '{decls[0].name}' is on {device.name} and"
-                f" '{decl.name}' on {array.device.name}; all arrays of a launch are on one device"
-            )
+def _several_devices(kernel: _Kernel, arrays: list[Array]) -> LaunchError:
+    names = [kernel.decls[place].name for place in kernel.plan.arrays]
+    device = arrays[0].device
+    other = next(i for i, array in enumerate(arrays) if array.device is not device)
+    return LaunchError(
+        f"kernel '{kernel.name}': '{names[0]}' is on {device.name} and '{names[other]}' on"
+        f" {arrays[other].device.name}; all arrays of a launch are on one device"
+    )
 
 
-def _check_ownership(
-    kernel: _Kernel, decls: list[_Decl], arrays: list[Array], muts: list[tuple[_Decl, Partition]]
-) -> None:
+def _check_ownership(kernel: _Kernel, values: Sequence[Any]) -> None:
     """Rules O3 and O5. Two Muts cannot overlap: the second partition() was refused."""
-    for decl, array in zip(decls, arrays, strict=True):
-        if decl.kind == "mut" or not array.storage.holds:
+    pairs = list(zip(kernel.decls, values, strict=True))
+    for decl, array in pairs:
+        if decl.kind != "ref" or not array.storage.holds:
             continue
-        for written, mut in muts:
-            if mut.array.storage is array.storage:
+        for written, mut in pairs:
+            if written.kind == "mut" and mut.array.storage is array.storage:
                 check_alias(kernel.name, written.name, mut.array.region, decl.name, array.region)
         try:
             array.check_free()
@@ -238,24 +328,21 @@ def _check_ownership(
             raise
 
 
-def _common_grid(kernel: _Kernel, muts: list[tuple[_Decl, Partition]]) -> tuple[int, ...]:
+def _common_grid(kernel: _Kernel, muts: list[Partition]) -> tuple[int, ...]:
     """The launch grid (rule O2), padded with 1 to the longest."""
-    grid = muts[0][1].grid
-    for decl, mut in muts[1:]:
+    grid = muts[0].grid
+    for place, mut in enumerate(muts):
+        if mut.grid == grid:
+            continue
         rank = max(len(grid), len(mut.grid))
         grid = _padded(grid, rank)
         if _padded(mut.grid, rank) != grid:
-            first = muts[0]
+            names = [decl.name for _, _, decl in kernel.plan.muts]
             raise OwnershipError(
                 f"O2 disjoint pieces: the Muts of kernel '{kernel.name}' disagree on the grid:"
-                f" '{first[0].name}' has {list(first[1].grid)} pieces and '{decl.name}'"
+                f" '{names[0]}' has {list(muts[0].grid)} pieces and '{names[place]}'"
                 f" {list(mut.grid)}"
             )
-    if math.prod(grid) > _INT32_MAX:
-        raise LaunchError(
-            f"kernel '{kernel.name}' would run {math.prod(grid)} programs, more than 2^31 - 1; use"
-            " larger tiles"
-        )
     return grid
 
 
@@ -263,11 +350,11 @@ def _padded(grid: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return grid + (1,) * (rank - len(grid))
 
 
-def _static_grid(muts: list[tuple[_Decl, Partition]], grid: tuple[int, ...]) -> Extents:
+def _static_grid(kernel: _Kernel, muts: list[Partition], grid: tuple[int, ...]) -> Extents:
     """The grid as the specialisation knows it: an axis is run time unless some Mut fixes it."""
     unknown = set(range(len(grid)))
-    for decl, mut in muts:
-        varying = decl.dyn | {0} if mut.index_map is not None else decl.dyn
+    for (_, _, decl), mut in zip(kernel.plan.muts, muts, strict=True):
+        varying = decl.dyn if mut.index_map is None else decl.dyn | {0}
         # Where the grid is padded for this Mut, its extent is 1.
         unknown &= {axis for axis in varying if axis < len(mut.grid)}
     if not unknown:
@@ -275,19 +362,36 @@ def _static_grid(muts: list[tuple[_Decl, Partition]], grid: tuple[int, ...]) -> 
     return tuple([None if axis in unknown else n for axis, n in enumerate(grid)])
 
 
-# Type of an array parameter as a cheap key: dtype, shape, strides, tile, indexed, aligned.
-_Type: TypeAlias = tuple[str, Extents, Extents, tuple[int, ...] | None, bool, bool]
+# Type of an array parameter: dtype, shape, strides, aligned.
+_Type: TypeAlias = tuple[str, Extents, Extents, bool]
+_numbers: dict[_Type, int] = {}
+_next_number = itertools.count(1)
+# The same by what decides the type, extents of run-time axes included: any number of these.
+_views: dict[tuple[object, ...], int] = {}
+_MAX_VIEWS = 1 << 16
 
 
-def _array_type(kernel: _Kernel, decl: _Decl, array: Array, mut: Partition | None) -> _Type:
+def _type(kernel: _Kernel, decl: _Decl, array: Array) -> int:
+    """A number for each type that a launch has met, from 1; hashing it is cheap."""
+    view = array.dtype.name, array.shape, array.strides, array.address % 16, decl.dyn
+    number = _views.get(view)
+    if number is None:
+        number = _numbers.setdefault(_array_type(kernel, decl, array), next(_next_number))
+        if len(_views) >= _MAX_VIEWS:
+            _views.clear()
+        _views[view] = number
+    array.types[decl.dyn] = number
+    return number
+
+
+def _array_type(kernel: _Kernel, decl: _Decl, array: Array) -> _Type:
     shape: Extents = array.shape
     strides: Extents = array.strides
-    for n in array.shape:
-        if n > _INT32_MAX:
-            raise LaunchError(
-                f"argument '{decl.name}' of kernel '{kernel.name}' has shape {list(shape)}; an axis"
-                " may have at most 2^31 - 1 elements"
-            )
+    if max(array.shape, default=0) > MAX_EXTENT:
+        raise LaunchError(
+            f"argument '{decl.name}' of kernel '{kernel.name}' has shape {list(shape)}; an axis"
+            " may have at most 2^31 - 1 elements"
+        )
     dyn = decl.dyn
     if dyn:
         last = max(dyn)
@@ -300,19 +404,28 @@ def _array_type(kernel: _Kernel, decl: _Decl, array: Array, mut: Partition | Non
         shape = tuple([None if axis in dyn else n for axis, n in enumerate(shape)])
         if last:
             strides = (None,) * last + array.strides[last:]
-    dtype = array.dtype
-    aligned = (array.storage.address + array.offset * dtype.itemsize) % 16 == 0
-    if mut is None:
-        return dtype.name, shape, strides, None, False, aligned
-    return dtype.name, shape, strides, mut.tile, mut.index_map is not None, aligned
+    return array.dtype.name, shape, strides, array.address % 16 == 0
 
 
-def _params(decls: list[_Decl], arrays: list[Array], types: list[_Type]) -> tuple[ir.Param, ...]:
-    return tuple(
-        ir.Param(
-            decl.name, position, decl.kind, array.dtype, shape, strides, tile, indexed, aligned
-        )
-        for position, (decl, array, (_, shape, strides, tile, indexed, aligned)) in enumerate(
-            zip(decls, arrays, types, strict=True)
-        )
-    )
+def _specialisation(
+    kernel: _Kernel, values: Sequence[Any], grid: Extents
+) -> tuple[tuple[ir.Param, ...], Extents, tuple[tuple[str, Any], ...]]:
+    """What `Kernel.specialize` takes."""
+    params: list[ir.Param] = []
+    consts: list[tuple[str, Any]] = []
+    for decl, value in zip(kernel.decls, values, strict=True):
+        if decl.kind == "const":
+            consts.append((decl.name, value))
+            continue
+        mut = value if isinstance(value, Partition) else None
+        array = value.array if mut is not None else value
+        _, shape, strides, aligned = _array_type(kernel, decl, array)
+        tile = mut.tile if mut is not None else None
+        indexed = mut is not None and mut.index_map is not None
+        params.append(
+            ir.Param(
+                decl.name, len(params), decl.kind, array.dtype, shape, strides, tile, indexed,
+                aligned,
+            )
+        )  # fmt: skip
+    return tuple(params), grid, tuple(consts)

@@ -1,10 +1,12 @@
 """Memory regions, their exact overlap, and the host-side checks of rules O3 and O5."""
 
+import math
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
 
 import numpy as np
 
@@ -19,25 +21,51 @@ _MAX_WORK = 10_000
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-class Place(NamedTuple):
-    """A line of the user's program."""
+class Place:
+    """A line of the user's program. Which line it is, is found out when somebody asks."""
 
-    filename: str
-    line: int
+    __slots__ = ("_at", "_code")
+
+    def __init__(self, code: CodeType, at: int) -> None:
+        self._code = code
+        self._at = at
+
+    @property
+    def filename(self) -> str:
+        """The file."""
+        return self._code.co_filename
+
+    @property
+    def line(self) -> int:
+        """The line, from 1."""
+        for start, end, line in self._code.co_lines():
+            if start <= self._at < end and line is not None:
+                return line
+        return self._code.co_firstlineno
 
     def __str__(self) -> str:
         return f"{self.filename}:{self.line}"
 
 
-def caller() -> Place:
-    """The innermost line outside this package that led here."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
+_own_files: set[str] = set()
+
+
+def caller(skip: int = 1) -> Place:
+    """The innermost line outside this package that led here, without looking at `skip` frames."""
+    frame = sys._getframe(skip)
+    while True:
+        code = frame.f_code
+        name = code.co_filename
+        if name not in _own_files:
+            if not name.startswith(_PACKAGE):
+                break
+            _own_files.add(name)
+        if frame.f_back is None:
+            break
         frame = frame.f_back
-    return Place(frame.f_code.co_filename, frame.f_lineno)
+    return Place(code, frame.f_lasti)
 
 
-@dataclass(frozen=True, slots=True)
 class Region:
     """The bytes that a strided view covers inside one storage.
 
@@ -52,33 +80,64 @@ class Region:
             of views do.
     """
 
-    start: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    itemsize: int
-    low: int = field(init=False, compare=False)
-    high: int = field(init=False, compare=False)
-    dense: bool = field(init=False, compare=False)
-    overlaps_itself: bool = field(init=False, compare=False)
+    __slots__ = (
+        "dense",
+        "high",
+        "itemsize",
+        "low",
+        "overlaps_itself",
+        "shape",
+        "start",
+        "strides",
+    )
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self, start: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+    ) -> None:
+        self.start = start
+        self.shape = shape
+        self.strides = strides
+        self.itemsize = itemsize
+        self.low = start
+        self.dense = True
+        self.overlaps_itself = False
+        if 0 in shape:
+            self.high = start
+            return
+        # Most views are row-major, without gaps.
+        reach = itemsize
+        for n, stride in zip(shape[::-1], strides[::-1], strict=True):
+            if n != 1:
+                if stride != reach:
+                    self._measure()
+                    return
+                reach *= n
+        self.high = start + reach
+
+    def _measure(self) -> None:
         low = high = self.start
-        count = 1
         for n, stride in zip(self.shape, self.strides, strict=True):
-            count *= n
             if stride >= 0:
                 high += (n - 1) * stride
             else:
                 low += (n - 1) * stride
-        if count == 0:
-            low = high = self.start
-        else:
-            high += self.itemsize
-        twice = count > 0 and _overlaps_itself(self)
-        object.__setattr__(self, "low", low)
-        object.__setattr__(self, "high", high)
-        object.__setattr__(self, "overlaps_itself", twice)
-        object.__setattr__(self, "dense", high - low == count * self.itemsize and not twice)
+        self.low = low
+        self.high = high + self.itemsize
+        self.overlaps_itself = _overlaps_itself(self)
+        size = math.prod(self.shape) * self.itemsize
+        self.dense = self.high - low == size and not self.overlaps_itself
+
+    def _key(self) -> tuple[object, ...]:
+        return self.start, self.shape, self.strides, self.itemsize
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Region) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return f"Region{self._key()}"
 
 
 def _overlaps_itself(region: Region) -> bool:

@@ -10,7 +10,7 @@ from tilert.array import Array
 from tilert.cpu_device import CpuDevice, host_view
 from tilert.device import Launcher
 from tilert.frontend.check import ParamDecl
-from tilert.op import Op, make_op
+from tilert.op import Op, Plan, make_op
 
 Body = Callable[..., None]
 
@@ -33,8 +33,12 @@ class FakeKernel:
     def __init__(self, name: str, decls: list[ParamDecl], body: Body = lambda *_, **__: None):
         self.name = name
         self.decls = decls
+        self.plan = Plan(decls)
         self.body = body
         self.seen: list[tuple[Any, ...]] = []
+
+    def captured(self) -> int:
+        return 0
 
     def specialize(
         self,

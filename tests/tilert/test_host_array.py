@@ -1,5 +1,8 @@
 """Arrays: views, copies and their errors on the cpu."""
 
+import math
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -61,6 +64,70 @@ def test_zeros_full_empty() -> None:
     assert tilert.full((), -1, tilert.i64, cpu).numpy() == -1
     with pytest.raises(ValueError, match="negative extent"):
         tilert.empty((2, -1), tilert.f32, cpu)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "shown"),
+    [
+        (2**40, tilert.i32, "1099511627776"),
+        (-1, tilert.u32, "-1"),
+        (256, tilert.u8, "256"),
+        (2.5, tilert.i32, "2.5"),
+        (math.nan, tilert.i32, "nan"),
+        (math.inf, tilert.i64, "inf"),
+        (1e40, tilert.i64, "1e+40"),
+        (10**400, tilert.i64, "an int of 1329 bits"),
+        (2, tilert.bool_, "2"),
+        (math.nan, tilert.bool_, "nan"),
+        (10**400, tilert.f32, "an int of 1329 bits"),
+    ],
+)
+def test_full_refuses_what_does_not_fit(value: float, dtype: tilert.DType, shown: str) -> None:
+    want = f"an array of {dtype.name} cannot be filled with {shown}"
+    with pytest.raises(ValueError, match=f"^{re.escape(want)}$"):
+        tilert.full(2, value, dtype, cpu)
+
+
+def test_full_takes_what_fits() -> None:
+    for value, dtype, want in [
+        (2**32 - 1, tilert.u32, 2**32 - 1),
+        (-(2**63), tilert.i64, -(2**63)),
+        (2**63 - 1, tilert.i64, 2**63 - 1),
+        (3.0, tilert.i32, 3),
+        (True, tilert.i32, 1),
+        (np.int64(7), tilert.u8, 7),
+        (np.float32(0.5), tilert.f16, 0.5),
+        (1e300, tilert.f32, math.inf),
+        (-math.inf, tilert.bf16, -math.inf),
+        (True, tilert.bool_, True),
+        (1, tilert.bool_, True),
+    ]:
+        assert tilert.full((), value, dtype, cpu).numpy() == want
+    assert np.isnan(tilert.full(2, math.nan, tilert.f32, cpu).numpy()).all()
+    assert np.signbit(tilert.full(2, -0.0, tilert.f32, cpu).numpy()).all()
+    for odd in ("1", None, [1, 2], np.zeros(2), 1j):
+        with pytest.raises(ValueError, match="an array is filled with a number, got"):
+            tilert.full(2, odd, tilert.f32, cpu)  # type: ignore[arg-type]
+
+
+def test_absurd_arrays() -> None:
+    for shape in [(2**40, 2**40), (0, 2**70), (2**62, 2)]:
+        with pytest.raises(DeviceError, match="cpu is out of memory: an array of shape"):
+            tilert.empty(shape, tilert.f32, cpu)
+    with pytest.raises(DeviceError, match="cpu is out of memory"):
+        tilert.empty(2**57, tilert.f32, cpu)
+    many = "an array has at most 32 axes, got 33"
+    with pytest.raises(ValueError, match=many):
+        tilert.empty((1,) * 33, tilert.f32, cpu)
+    with pytest.raises(ValueError, match=many):
+        tilert.from_numpy(np.zeros((1,) * 33, np.float32), cpu)
+    array = tilert.zeros((1,) * 32, tilert.f32, cpu)
+    np.testing.assert_array_equal(array.numpy(), np.zeros((1,) * 32))
+    for view in (array.reshape, array.broadcast_to):
+        with pytest.raises(ValueError, match=many):
+            view((1,) * 33)
+    with pytest.raises(ValueError, match=r"a view of shape \[.*\] has too many elements"):
+        tilert.zeros(1, tilert.f32, cpu).broadcast_to(2**40, 2**40)
 
 
 index = st.one_of(

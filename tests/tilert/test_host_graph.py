@@ -97,6 +97,83 @@ def test_replay_checks_moves(dev: FakeCpu) -> None:
     graph.replay()
 
 
+class Broken(Exception):
+    pass
+
+
+def test_a_dropped_capture_gives_arrays_back(dev: FakeCpu) -> None:
+    """Also while its exception, and with it the frames of the function, are kept."""
+    a, b, c = (tilert.zeros((2, 4), tilert.f32, dev) for _ in range(3))
+    outside = b.partition(1, 4)
+    left: list[tilert.Op] = []
+
+    def step() -> None:
+        add_one()(c.partition(1, 4), a).run()
+        op = add_one()(outside, a)
+        left.append(op)
+        part = a.partition(2, 4)
+        raise Broken(repr((op, part)))
+
+    with pytest.raises(Broken) as caught:
+        tilert.capture(dev, step)
+    kept = caught.value
+    for array in (a, b, c):
+        array.copy_from(np.ones((2, 4), np.float32))
+    assert kept.__traceback__ is not None
+    with pytest.raises(LaunchError) as refused:
+        left[0].run()
+    assert "was made in a capture that failed; call the kernel again to make another" in str(
+        refused.value
+    )
+    assert (b.numpy() == 1).all()
+    op = add_one()(b.partition(1, 4), a)
+    left[0].release()
+    with pytest.raises(MovedError):
+        b.numpy()
+    op.run()
+    assert (b.numpy() == 2).all()
+
+
+def test_a_capture_keeps_what_it_leaves(dev: FakeCpu) -> None:
+    """What a capture that ends well has not run may run later; what it drops is free at once."""
+    a, b = tilert.zeros((1, 4), tilert.f32, dev), tilert.zeros((1, 4), tilert.f32, dev)
+    left: list[tilert.Op] = []
+
+    def step() -> None:
+        a.partition(1, 4)
+        add_one()(a.partition(1, 4), b)
+        left.append(add_one()(b.partition(1, 4), a))
+
+    tilert.capture(dev, step)
+    with pytest.raises(MovedError, match="is held by op 'add_one'"):
+        b.numpy()
+    left[0].run()
+    assert (b.numpy() == 1).all()
+
+
+def test_another_threads_op_survives_a_dropped_capture(dev: FakeCpu) -> None:
+    a, b = tilert.zeros((1, 4), tilert.f32, dev), tilert.zeros((1, 4), tilert.f32, dev)
+    inside = threading.Event()
+    made: list[tilert.Op] = []
+
+    def other() -> None:
+        inside.wait()
+        made.append(add_one()(b.partition(1, 4), a))
+
+    def step() -> None:
+        inside.set()
+        thread.join(0.2)
+        raise Broken
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with pytest.raises(Broken):
+        tilert.capture(dev, step)
+    thread.join()
+    made[0].run()
+    assert (b.numpy() == 1).all()
+
+
 def test_other_threads_wait_for_the_capture(dev: FakeCpu) -> None:
     a, b = tilert.zeros((1, 4), tilert.f32, dev), tilert.zeros((1, 4), tilert.f32, dev)
     order: list[str] = []

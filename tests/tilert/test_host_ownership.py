@@ -143,6 +143,52 @@ def test_dropped_op_gives_the_array_back(dev: FakeCpu) -> None:
     np.testing.assert_array_equal(y.numpy(), x.numpy())
 
 
+def test_a_read_array_may_not_have_moved_when_the_op_runs(dev: FakeCpu) -> None:
+    x, y, z = (array(dev, 2, 2) for _ in range(3))
+    kernel = add_one()
+    first = make_op(kernel, (y.partition(1, 2), x))
+    line = here() - 1
+    second = kernel(x.partition(1, 2), z)
+    with pytest.raises(
+        MovedError, match=r"O5 move: .* is held by op 'add_one' created at"
+    ) as caught:
+        first.run()
+    assert caught.value.__notes__ == [f"read by op 'add_one' created at {__file__}:{line}"]
+    with pytest.raises(MovedError):
+        y.numpy()
+    second.run()
+    first.run()
+    np.testing.assert_array_equal(y.numpy(), z.numpy() + 2)
+
+
+def test_an_op_may_read_beside_what_it_writes(dev: FakeCpu) -> None:
+    a = array(dev, 4, 2)
+    op = add_one()(a[:2].partition(1, 2), a[2:])
+    other = a[3:].partition(1, 2)
+    with pytest.raises(MovedError, match="is held by a partition made at"):
+        op.run()
+    del other
+    op.run()
+    np.testing.assert_array_equal(a.numpy()[:2], a.numpy()[2:] + 1)
+
+
+def test_places_are_lines(dev: FakeCpu) -> None:
+    y, x = array(dev, 2, 2), array(dev, 2, 2)
+    kernel = add_one()
+    places = []
+    for _ in range(2):
+        part = y.partition(1, 2)
+        places.append((part.place.line, here() - 1))
+        op = make_op(
+            kernel,
+            (part, x),
+        )
+        places.append((op.place.line, here() - 4))
+        assert str(op.place) == f"{__file__}:{op.place.line}"
+        op.run()
+    assert all(got == want for got, want in places)
+
+
 def test_failed_call_gives_the_array_back(dev: FakeCpu) -> None:
     y = array(dev, 2, 2)
     part = y.partition(1, 2)

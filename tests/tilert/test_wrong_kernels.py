@@ -184,6 +184,16 @@ LAUNCHES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         LaunchError,
         "kernel 'scaled': 'repeat' is a compile-time int, got float 2.5",
     ),
+    "a constant too large for a float": (
+        lambda: scaled(array(8).partition(4), array(8), scale=10**400),
+        LaunchError,
+        "kernel 'scaled': 'scale' is an int too large for a float",
+    ),
+    "a constant of more than 64 bits": (
+        lambda: scaled(array(8).partition(4), array(8), repeat=10**5000),
+        LaunchError,
+        "kernel 'scaled': 'repeat' must fit in 64 bits",
+    ),
     "an array in place of a partition": (
         lambda: scaled(array(8), array(8)),
         LaunchError,
@@ -210,6 +220,17 @@ LAUNCHES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: array(8).partition(4, 4),
         LaunchError,
         "O2 disjoint pieces: tile [4, 4] has 2 sizes, an array of shape [8] needs 1",
+    ),
+    "a piece that is too large": (
+        lambda: array(8).partition(2**40),
+        LaunchError,
+        "O2 disjoint pieces: tile [1099511627776] is too large: a piece has at most 67108864"
+        " elements",
+    ),
+    "a tile that is no int": (
+        lambda: array(8).partition(2.0),  # type: ignore[arg-type]
+        LaunchError,
+        "O2 disjoint pieces: the sizes of a tile are ints, got (2.0,)",
     ),
     "grids that disagree": (
         lambda: two(array(8).partition(4), array(8).partition(2)),
@@ -267,12 +288,3 @@ def test_words_called_outside_a_kernel() -> None:
 
     with pytest.raises(RuntimeError, match=r"^exp\(x\) works only inside a @tilert.kernel"):
         exp(1.0)
-
-
-def test_a_kernel_needs_its_source() -> None:
-    with pytest.raises(TypeError, match=r"is not a plain `def` function"):
-        tilert.kernel(lambda y: None)
-    scope: dict[str, Any] = {}
-    exec("def made(y):\n    pass", scope)
-    with pytest.raises(TypeError, match=r"^the source of 'made' is not available"):
-        tilert.kernel(scope["made"])

@@ -253,4 +253,47 @@ def k(y: Mut, x: Ref):
 """,
         "`:=` is not available in kernels",
     ),
+    "a quoted annotation that raises": (
+        """
+§def k(y: Mut, x: "1 / 0"):
+    y.store(1.0)
+""",
+        "an annotation cannot be read: division by zero",
+    ),
+    "a quoted annotation that raises without a message": (
+        """
+class Odd:
+    def __getattr__(self, name):
+        raise KeyError
+
+odd = Odd()
+
+§def k(y: Mut, x: "odd.kind"):
+    y.store(1.0)
+""",
+        "an annotation cannot be read: KeyError",
+    ),
+    "an annotation that compares oddly": (
+        """
+import numpy as np
+
+def k(y: Mut, §x: np.zeros(3)):
+    y.store(1.0)
+""",
+        "parameter 'x' must be annotated Mut, Ref, Const[int], Const[float] or Const[bool]",
+    ),
+    "a default of more than 64 bits": (
+        """
+def k(y: Mut, §c: Const[int] = 2**64):
+    y.store(1.0)
+""",
+        "the default of 'c' must fit in 64 bits",
+    ),
+    "a default too large for a float": (
+        """
+def k(y: Mut, §c: Const[float] = 10**400):
+    y.store(1.0)
+""",
+        "the default of 'c' is an int too large for a float",
+    ),
 }

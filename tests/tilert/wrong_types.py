@@ -375,4 +375,160 @@ def k(y: Mut, x: Ref):
 """,
         "'x' has 1 axes, no axis 1",
     ),
+    # Sizes
+    "a tile of one huge axis": (
+        """
+def k(y: Mut, x: Ref):
+    v = §iota(10**11)
+    y.store(1.0)
+""",
+        "a tile of shape [100000000000] is too large: it has at most 67108864 elements",
+    ),
+    "a tile of two large axes": (
+        """
+def k(y: Mut, x: Ref):
+    v = §zeros((2**14, 2**14), f32)
+    y.store(1.0)
+""",
+        "a tile of shape [16384, 16384] is too large: it has at most 67108864 elements",
+    ),
+    "operands that broadcast to a huge tile": (
+        """
+def k(y: Mut, x: Ref):
+    v = §iota(2**14)[:, None] + iota(2**14)[None, :]
+    y.store(1.0)
+""",
+        "a tile of shape [16384, 16384] is too large: it has at most 67108864 elements",
+    ),
+    "a huge window": (
+        """
+def k(y: Mut, x: Ref):
+    v = §x[span(0, 2**40)]
+    y.store(1.0)
+""",
+        "a tile of shape [1099511627776] is too large: it has at most 67108864 elements",
+    ),
+    "a tile of too many axes": (
+        """
+def k(y: Mut, x: Ref):
+    v = §x[:].reshape((1,) * 32 + (8,))
+    y.store(1.0)
+""",
+        "a tile has at most 32 axes, got 33",
+    ),
+    # Division by zero
+    "floor division by a literal 0": (
+        """
+def k(y: Mut, n: Ref):
+    v = §n[:] // 0
+    y.store(1.0)
+""",
+        "division by zero",
+    ),
+    "a remainder by a literal 0": (
+        """
+def k(y: Mut, u: Ref):
+    v = §u[0] % 0
+    y.store(1.0)
+""",
+        "division by zero",
+    ),
+    "floor division by a tile of zeros": (
+        """
+def k(y: Mut, n: Ref):
+    v = §n[:] // zeros((8,), i32)
+    y.store(1.0)
+""",
+        "division by zero",
+    ),
+    "an update by a remainder of 0": (
+        """
+def k(y: Mut, n: Ref):
+    v = n[:]
+    §v %= 0
+    y.store(1.0)
+""",
+        "division by zero",
+    ),
+    "cdiv of a tile by 0": (
+        """
+def k(y: Mut, n: Ref):
+    v = §cdiv(n[0], 0)
+    y.store(1.0)
+""",
+        "division by zero",
+    ),
+    "cdiv of ints by 0": (
+        """
+def k(y: Mut, n: Ref):
+    v = §cdiv(8, 0)
+    y.store(1.0)
+""",
+        "division by zero",
+    ),
+    # Numbers beyond every type
+    "an int too large for a float tile": (
+        """
+def k(y: Mut, x: Ref):
+    y.store(§x[y.index[0]] * 10**400)
+""",
+        "an int of 1329 bits does not fit f32",
+    ),
+    "a fill too large for a float": (
+        """
+def k(y: Mut, x: Ref):
+    y.store(§x.load(y.index[0], fill=10**400))
+""",
+        "an int of 1329 bits does not fit f32",
+    ),
+    "an int too large for an integer tile": (
+        """
+def k(y: Mut, n: Ref):
+    v = §n[:] + 10**400
+    y.store(1.0)
+""",
+        "an int of 1329 bits does not fit i32",
+    ),
+    "a fill that is no bool": (
+        """
+def k(y: Mut, b: Ref):
+    v = §b.load(y.index[0], fill=5)
+    y.store(1.0)
+""",
+        "fill must be a compile-time bool, got int 5",
+    ),
+    "a power without end": (
+        """
+def k(y: Mut, x: Ref):
+    v = §10 ** 10**9
+    y.store(1.0)
+""",
+        "a compile-time value of more than 4096 bits or items",
+    ),
+    "a shift without end": (
+        """
+def k(y: Mut, x: Ref):
+    v = §1 << 10**12
+    y.store(1.0)
+""",
+        "a compile-time value of more than 4096 bits or items",
+    ),
+    "a tuple without end": (
+        """
+def k(y: Mut, x: Ref):
+    v = §(1, 2) * 10**12
+    y.store(1.0)
+""",
+        "a compile-time value of more than 4096 bits or items",
+    ),
+    "an int that grows in an unrolled loop": (
+        """
+def k(y: Mut, x: Ref):
+    v = 3
+    for i in static_range(100):
+        §v *= v
+    y.store(1.0)
+""",
+        "a compile-time int of more than 4096 bits",
+    ),
 }

@@ -401,4 +401,101 @@ def k(y: Mut, x: Ref):
 """,
         "index 9 is outside axis 0 of 'x' (8)",
     ),
+    # Bounds on loops
+    "static_range without end": (
+        """
+def k(y: Mut, x: Ref):
+    for i in §static_range(10**9):
+        y.store(x[i])
+""",
+        "static_range unrolls at most 4096 iterations, got int 1000000000; use range()",
+    ),
+    "unrolled loops inside each other without end": (
+        """
+def k(y: Mut, x: Ref):
+    for i in static_range(1000):
+        for j in static_range(1000):
+            §pass
+    y.store(1.0)
+""",
+        "a kernel has at most 65536 statements once its loops are unrolled and its helpers inlined;"
+        " use range()",
+    ),
+    "helpers that double without end": (
+        """
+@tilert.inline
+def twice(v, n):
+    if n > 0:
+        twice(v, n - 1)
+        §twice(v, n - 1)
+
+def k(y: Mut, x: Ref):
+    twice(0, 40)
+    y.store(1.0)
+""",
+        "a kernel has at most 65536 statements once its loops are unrolled and its helpers inlined;"
+        " use range()",
+    ),
+    "a loop bound beyond every integer type": (
+        """
+def k(y: Mut, x: Ref):
+    §for i in range(10**20):
+        y.store(1.0)
+""",
+        "100000000000000000000 does not fit i32",
+    ),
+    # Unpacking
+    "a starred target": (
+        """
+def k(y: Mut, x: Ref):
+    a, §*b = (1, 2, 3)
+    y.store(1.0)
+""",
+        "a starred target is not available in kernels; name every item",
+    ),
+    # What changes cannot be a constant
+    "an item of a list of the module": (
+        """
+TABLE = [1.0, 2.0]
+
+def k(y: Mut, x: Ref):
+    y.store(§TABLE[0])
+""",
+        "a list cannot be indexed in a kernel; use a tuple",
+    ),
+    "a list of the module as an operand": (
+        """
+TABLE = [1.0, 2.0]
+
+def k(y: Mut, x: Ref):
+    v = §TABLE + TABLE
+    y.store(1.0)
+""",
+        "a list is no compile-time constant; use numbers, dtypes and tuples",
+    ),
+    "the length of a dict of the module": (
+        """
+TABLE = {}
+
+def k(y: Mut, x: Ref):
+    v = §len(TABLE)
+    y.store(1.0)
+""",
+        "a dict is no compile-time constant; use numbers, dtypes and tuples",
+    ),
+    "an attribute that cannot be read": (
+        """
+class Config:
+    @property
+    def size(self):
+        raise KeyError("no file")
+
+CONFIG = Config()
+
+def k(y: Mut, x: Ref):
+    v = §CONFIG.size
+    y.store(1.0)
+""",
+        "'size' cannot be read: 'no file'",
+    ),
 }

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tilert.dtypes import DType, bool_, f32, i32, promote
-from tilert.frontend.values import RefArg, Span, TileIndex, describe
+from tilert.frontend.values import RefArg, Span, TileIndex, describe, shown
 from tilert.ir import Access, Block, Loc, Op, Value
+from tilert.limits import MAX_AXES, MAX_TILE
 from tilert.ops import TypeRuleError, make
 
 __all__ = ["Builder"]
@@ -39,13 +40,20 @@ class Builder:
     def __init__(self) -> None:
         self.block = Block()
         self.loc: Loc | None = None
+        self.statements = 0
 
     def emit(self, name: str, *args: Value, **attrs: Any) -> Value:
         """Append an operation with one result."""
         return self.append(make(name, list(args), **attrs)).result
 
     def append(self, op: Op) -> Op:
-        """Append a ready operation."""
+        """Append a ready operation.
+
+        Raises:
+            TypeRuleError: if it makes a tile that is too large.
+        """
+        for result in op.results:
+            _check_size(result.shape)
         op.loc = self.loc
         self.block.ops.append(op)
         return op
@@ -62,11 +70,9 @@ class Builder:
             if isinstance(value, float) and not value.is_integer():
                 raise TypeRuleError(f"{value} is no {dtype.name}; cast the tile to f32 first")
             value = int(value)
-            low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
-            if not low <= value < (1 << (dtype.bits - (dtype.kind == "i"))):
-                raise TypeRuleError(f"{value} does not fit {dtype.name}")
+            _check_range(value, dtype)
         elif dtype.is_float:
-            value = float(value)
+            value = _as_float(value, dtype)
         elif not isinstance(value, bool):
             raise TypeRuleError(f"{value} is no bool")
         return self.emit("const", value=value, dtype=dtype)
@@ -131,7 +137,10 @@ class Builder:
 
     def binary(self, name: str, a: Any, b: Any) -> Value:
         """An elementwise operation on two operands, with literals, promotion and broadcasting."""
-        x, y = self.align(*self.pair(a, b))
+        one, two = self.pair(a, b)
+        if name in ("floordiv", "mod") and _literal(two) == 0:
+            raise TypeRuleError("division by zero")
+        x, y = self.align(one, two)
         folded = self._fold(name, x, y)
         return folded if folded is not None else self.emit(name, x, y)
 
@@ -140,8 +149,6 @@ class Builder:
         if x.dtype != i32 or (cx is None and cy is None):
             return None
         if cx is not None and cy is not None and name in _FOLD:
-            if name in ("floordiv", "mod") and cy == 0:
-                raise TypeRuleError("division by zero")
             result = _FOLD[name](cx, cy)
             if isinstance(result, bool):
                 return self.const(result, bool_)
@@ -237,12 +244,12 @@ class Builder:
         fits = isinstance(fill, int) or (
             isinstance(fill, float) and (dtype.is_float or fill.is_integer())
         )
-        if not fits:
+        if not fits or (dtype == bool_ and fill not in (0, 1)):
             raise TypeRuleError(f"fill must be a compile-time {dtype.name}, got {describe(fill)}")
         if dtype.is_int:
-            low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
-            if not low <= fill < (1 << (dtype.bits - (dtype.kind == "i"))):
-                raise TypeRuleError(f"{fill} does not fit {dtype.name}")
+            _check_range(fill, dtype)
+        elif dtype.is_float:
+            _as_float(fill, dtype)
 
     def _access(
         self, name: str, extent: int | None, axis: int, index: Any, args: list[Value]
@@ -269,10 +276,46 @@ class Builder:
             return Access("point", 1, len(args) - 1)
         if isinstance(index, int) and not isinstance(index, bool):
             if extent is not None and not 0 <= index < extent:
-                raise TypeRuleError(f"index {index} is outside axis {axis} of '{name}' ({extent})")
+                raise TypeRuleError(
+                    f"index {shown(index)} is outside axis {axis} of '{name}' ({extent})"
+                )
             args.append(self.const(index, i32))
             return Access("point", 1, len(args) - 1)
         raise TypeRuleError(f"{describe(index)} cannot index axis {axis} of '{name}'")
+
+
+def _check_size(shape: tuple[int, ...]) -> None:
+    if len(shape) > MAX_AXES:
+        raise TypeRuleError(f"a tile has at most {MAX_AXES} axes, got {len(shape)}")
+    if math.prod(shape) > MAX_TILE:
+        raise TypeRuleError(
+            f"a tile of shape {list(shape)} is too large: it has at most {MAX_TILE} elements"
+        )
+
+
+def _check_range(value: float, dtype: DType) -> None:
+    low = -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
+    if not low <= value < (1 << (dtype.bits - (dtype.kind == "i"))):
+        raise TypeRuleError(f"{_number(value)} does not fit {dtype.name}")
+
+
+def _as_float(value: float, dtype: DType) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise TypeRuleError(f"{_number(value)} does not fit {dtype.name}") from None
+
+
+def _number(value: float) -> str:
+    text = shown(value)
+    return f"an int {text}" if text.startswith("of") else text
+
+
+def _literal(x: Value) -> Any:
+    """The number that a tile holds in every place, where that is known."""
+    while x.op is not None and x.op.name in ("broadcast", "reshape", "cast"):
+        x = x.op.args[0]
+    return _constant(x)
 
 
 def _constant(x: Value) -> Any:

@@ -1,16 +1,17 @@
 """What is checked when a kernel is decorated, before any shape or dtype is known."""
 
 import ast
-import builtins
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, get_args, get_origin
 
 from tilert.annotations import Const, Dyn, Mut, Ref
+from tilert.frontend.captured import MISSING as NOTHING
+from tilert.frontend.captured import Outside
 from tilert.frontend.source import Source
 
-__all__ = ["MISSING", "ParamDecl", "check_body", "read_params"]
+__all__ = ["MISSING", "TOO_LARGE", "ParamDecl", "check_body", "fits", "read_params"]
 
 MISSING: Any = inspect.Parameter.empty
 _FORBIDDEN: dict[type[ast.AST], str] = {
@@ -64,8 +65,10 @@ def read_params(fn: Callable[..., Any], source: Source) -> list[ParamDecl]:
     nodes = {a.arg: a for a in source.tree.args.args + source.tree.args.kwonlyargs}
     try:
         signature = inspect.signature(fn, eval_str=True)
-    except (NameError, AttributeError, TypeError, SyntaxError) as e:
-        raise source.error(f"an annotation cannot be read: {e}", source.tree) from None
+    except Exception as e:
+        # An annotation in quotes may be any expression, and fail in any way.
+        reason = str(e) or type(e).__name__
+        raise source.error(f"an annotation cannot be read: {reason}", source.tree) from None
     for p in signature.parameters.values():
         node = nodes.get(p.name, source.tree)
         if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
@@ -82,20 +85,22 @@ def _decl(p: inspect.Parameter, source: Source, node: ast.AST) -> ParamDecl:
     annotation = p.annotation
     origin = get_origin(annotation) or annotation
     args = get_args(annotation)
-    if origin in (Mut, Ref):
+    if origin is Mut or origin is Ref:
         kind = "mut" if origin is Mut else "ref"
         if any(a is not Dyn for a in args):
             raise source.error(f"{origin.__name__}[...] takes only Dyn", node)
         if p.default is not MISSING:
             raise source.error(f"array parameter '{p.name}' takes no default", node)
         return ParamDecl(p.name, kind, frozenset(range(len(args))))
-    if origin is Const and args and args[0] in (int, float, bool):
+    if origin is Const and args and any(args[0] is t for t in (int, float, bool)):
         given = type(p.default)
         if p.default is not MISSING and given is not args[0] and (given, args[0]) != (int, float):
             raise source.error(
                 f"the default of '{p.name}' must be of type {args[0].__name__}, got {p.default!r}",
                 node,
             )
+        if given is int and not fits(p.default, args[0]):
+            raise source.error(f"the default of '{p.name}' {TOO_LARGE[args[0]]}", node)
         return ParamDecl(p.name, "const", const_type=args[0], default=p.default)
     raise source.error(
         f"parameter '{p.name}' must be annotated Mut, Ref, Const[int], Const[float] or Const[bool]",
@@ -103,7 +108,24 @@ def _decl(p: inspect.Parameter, source: Source, node: ast.AST) -> ParamDecl:
     )
 
 
-def check_body(source: Source, decls: list[ParamDecl], names: dict[str, Any]) -> None:
+TOO_LARGE = {
+    int: "must fit in 64 bits",
+    float: "is an int too large for a float",
+}
+
+
+def fits(value: int, const_type: type) -> bool:
+    """Whether an int may be the value of a `Const[int]` or a `Const[float]`."""
+    if const_type is int:
+        return -(2**63) <= value < 2**64
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
+
+
+def check_body(source: Source, decls: list[ParamDecl], outside: Outside) -> None:
     """Refuse what no shape or dtype could make right: rules O1 and O2, words, unknown names.
 
     Raises:
@@ -125,7 +147,7 @@ def check_body(source: Source, decls: list[ParamDecl], names: dict[str, Any]) ->
             if isinstance(node, ast.Return):
                 raise source.error("return is not available in kernels; use an if", node)
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                if node.id not in known and node.id not in names and not _builtin(node.id):
+                if node.id not in known and outside.get(node.id) is NOTHING:
                     raise source.error(f"'{node.id}' is not defined", node)
             if isinstance(node, ast.Subscript):
                 _check_subscript(source, node, kinds)
@@ -138,10 +160,6 @@ def check_body(source: Source, decls: list[ParamDecl], names: dict[str, Any]) ->
                 f"{d.name}.store(tile)",
                 source.tree,
             )
-
-
-def _builtin(name: str) -> bool:
-    return hasattr(builtins, name)
 
 
 def _check_subscript(source: Source, node: ast.Subscript, kinds: dict[str, str]) -> None:

@@ -9,11 +9,21 @@ from typing import Any
 from tilert import language
 from tilert.errors import KernelError
 from tilert.frontend.builder import Builder
+from tilert.frontend.captured import MISSING, Outside
 from tilert.frontend.inline import Inline
 from tilert.frontend.source import Source
-from tilert.frontend.values import PROXIES, BoundMethod, MutArg, RefArg, TileIndex, describe
+from tilert.frontend.values import (
+    CONSTANTS,
+    PROXIES,
+    BoundMethod,
+    MutArg,
+    RefArg,
+    TileIndex,
+    describe,
+)
 from tilert.frontend.words import FUNCTIONS, METHODS, attribute
 from tilert.ir import Value
+from tilert.limits import MAX_BITS
 from tilert.ops import TypeRuleError
 
 __all__ = ["Expressions", "word"]
@@ -56,7 +66,7 @@ class Expressions:
     def __init__(
         self,
         source: Source,
-        names: dict[str, Any],
+        outside: Outside,
         builder: Builder,
         scope: dict[str, Any],
         depth: int = 0,
@@ -65,7 +75,7 @@ class Expressions:
         self.depth = depth
         self.outermost = builder.block
         self.builder = builder
-        self.names = names
+        self.outside = outside
         self.locals: dict[str, Any] = dict(scope)
         self.lost: dict[str, str] = {}
 
@@ -96,16 +106,10 @@ class Expressions:
             return self.locals[node.id]
         if node.id in self.lost:
             raise self.source.error(f"'{node.id}' {self.lost[node.id]}", node)
-        if node.id in self.names:
-            value = self.names[node.id]
-        elif hasattr(builtins, node.id):
-            value = getattr(builtins, node.id)
-        else:
+        value = self.outside.get(node.id)
+        if value is MISSING:
             raise self.source.error(f"'{node.id}' is not defined", node)
-        try:
-            return _PYTHON_WORDS.get(value, value)
-        except TypeError:
-            return value
+        return _as_word(value)
 
     def expr_Tuple(self, node: ast.Tuple) -> tuple[Any, ...]:
         """A compile-time tuple."""
@@ -152,9 +156,14 @@ class Expressions:
 
     def _folded(self, node: ast.AST, fold: Callable[..., Any], *args: Any) -> Any:
         try:
-            return fold(*args)
+            if _may_be_large(fold, args):
+                raise ValueError(f"a compile-time value of more than {MAX_BITS} bits or items")
+            result = fold(*args)
         except (TypeError, ValueError, ArithmeticError) as e:
             raise self.source.error(str(e), node) from None
+        if isinstance(result, int) and result.bit_length() > MAX_BITS:
+            raise self.source.error(f"a compile-time int of more than {MAX_BITS} bits", node)
+        return result
 
     def _refuse_proxies(self, node: ast.AST, *xs: Any) -> None:
         for x in xs:
@@ -164,6 +173,11 @@ class Expressions:
                 )
             if isinstance(x, PROXIES):
                 raise self.source.error(f"{describe(x)} is no tile or number", node)
+            if not isinstance(x, (Value, *CONSTANTS)):
+                raise self.source.error(
+                    f"{describe(x)} is no compile-time constant; use numbers, dtypes and tuples",
+                    node,
+                )
 
     def expr_Compare(self, node: ast.Compare) -> Any:
         """One comparison."""
@@ -214,9 +228,13 @@ class Expressions:
                 "make it a Mut",
                 node,
             )
-        if not isinstance(owner, Value | TileIndex | RefArg | MutArg) and hasattr(owner, node.attr):
-            found = getattr(owner, node.attr)
-            return _PYTHON_WORDS.get(found, found) if callable(found) else found
+        if not isinstance(owner, (Value, *PROXIES)):
+            try:
+                found = self.outside.reads.attribute(owner, node.attr)
+            except Exception as e:
+                raise self.source.error(f"'{node.attr}' cannot be read: {e}", node) from None
+            if found is not MISSING:
+                return _as_word(found)
         raise self.source.error(f"{describe(owner)} has no attribute '{node.attr}'", node)
 
     def expr_Subscript(self, node: ast.Subscript) -> Any:
@@ -233,6 +251,10 @@ class Expressions:
             )
         if isinstance(owner, Value):
             return self._insert_axes(owner, index if isinstance(index, tuple) else (index,), node)
+        if not isinstance(owner, tuple | str | bytes):
+            raise self.source.error(
+                f"{describe(owner)} cannot be indexed in a kernel; use a tuple", node
+            )
         try:
             return owner[index]
         except (TypeError, IndexError, KeyError) as e:
@@ -278,9 +300,10 @@ class Expressions:
             return self._apply(FUNCTIONS[callee.name], node, callee.signature, args, kwargs)
         if isinstance(callee, Inline):
             return self._inline(callee, node, args, kwargs)
-        if callee in (len, int, float, bool) and not any(isinstance(a, Value) for a in args):
-            self._refuse_proxies(node, *args)
-            return self._folded(node, callee, *args)
+        if any(callee is f for f in (len, int, float, bool)):
+            if not any(isinstance(a, Value) for a in args):
+                self._refuse_proxies(node, *args)
+                return self._folded(node, callee, *args)
         raise self.source.error(
             f"{describe(callee)} cannot be called in a kernel; decorate helpers with "
             "@tilert.inline",
@@ -313,14 +336,36 @@ class Expressions:
                 " recurse",
                 node,
             )
-        names, depth = callee.names(), self.depth + 1
+        outside, depth = callee.outside(self.outside.reads), self.depth + 1
         try:
-            return type(self)(callee.source, names, self.builder, scope, depth).run()
+            return type(self)(callee.source, outside, self.builder, scope, depth).run()
         except KernelError as e:
             if depth == 1:
                 loc = self.source.loc(node)
                 e.add_note(f"in a function that {self.source.name}() calls at line {loc.line}")
             raise
+
+
+def _as_word(value: Any) -> Any:
+    """The word of the language for a Python function of the same meaning."""
+    # By identity: what a module holds need be neither hashable nor comparable.
+    return next((w for python, w in _PYTHON_WORDS.items() if python is value), value)
+
+
+def _may_be_large(fold: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether computing it could fill the memory or never end."""
+    if len(args) != 2:
+        return False
+    a, b = args
+    if fold is operator.pow and isinstance(a, int) and isinstance(b, int):
+        return a.bit_length() > 1 and b * a.bit_length() > 2 * MAX_BITS
+    if fold is operator.lshift and isinstance(a, int) and isinstance(b, int):
+        return b > MAX_BITS
+    if fold is operator.mul:
+        for items, count in ((a, b), (b, a)):
+            if isinstance(items, str | bytes | tuple) and isinstance(count, int):
+                return len(items) * count > MAX_BITS
+    return False
 
 
 def word(node: ast.AST) -> str:
@@ -338,6 +383,7 @@ def word(node: ast.AST) -> str:
         "JoinedStr": "an f-string",
         "Dict": "a dict",
         "List": "a list",
+        "Starred": "a starred value",
     }
     name = type(node).__name__
     return words.get(name, name.lower())

@@ -4,9 +4,11 @@ import ast
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from tilert.errors import KernelError
+from tilert.frontend.same_code import same_code
 from tilert.ir import Loc
 
 __all__ = ["Source", "read_source"]
@@ -42,24 +44,52 @@ class Source:
         return KernelError(message, self.filename, loc.line, loc.column, line)
 
 
-def read_source(fn: Callable[..., Any]) -> Source:
+def read_source(fn: Callable[..., Any], decorator: str) -> Source:
     """Read and parse a function.
 
+    Args:
+        decorator: what it is read for, such as "tilert.kernel".
+
     Raises:
-        TypeError: if its source is not available or it is not a plain `def`.
+        TypeError: if it is no plain `def`, or its source is not available or not what runs.
     """
+    code = _checked(fn, decorator).__code__
+    name = fn.__name__
     try:
-        raw, first_line = inspect.getsourcelines(fn)
-        filename = inspect.getsourcefile(fn) or "<unknown>"
-    except (OSError, TypeError) as e:
+        # Of the code, not of the function: `__wrapped__` leads to another function's text.
+        raw, first_line = inspect.getsourcelines(code)
+        filename = inspect.getsourcefile(code) or code.co_filename
+    except (OSError, TypeError, IndexError) as e:
         raise TypeError(
-            f"the source of '{getattr(fn, '__name__', fn)}' is not available: {e}; "
-            "a kernel must be a `def` in a file"
+            f"the source of '{name}' is not available: {e}; a kernel must be a `def` in a file"
         ) from None
     tree = _parsed("".join(raw))
-    if tree is None:
-        raise TypeError(f"'{fn.__name__}' is not a plain `def` function")
-    return Source(fn.__name__, filename, tuple(raw), first_line, tree)
+    if tree is None or not same_code(tree, code):
+        raise TypeError(
+            f"the text at {filename}:{first_line} is not the source of '{name}': the file has"
+            " changed since it was imported, or exec() made the function under the file's name; a"
+            " kernel must be a `def` in a file"
+        )
+    return Source(name, filename, tuple(raw), first_line, tree)
+
+
+def _checked(fn: Callable[..., Any], decorator: str) -> FunctionType:
+    found: object = fn
+    if isinstance(found, FunctionType):
+        if found.__code__.co_name == "<lambda>":
+            raise TypeError(f"{decorator} takes a plain `def` function, got a lambda")
+        if inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found):
+            raise TypeError(f"{decorator} takes a plain `def` function, got an async one")
+        if hasattr(found, "__wrapped__"):
+            raise TypeError(
+                f"'{found.__name__}' is what another decorator made; put @{decorator} next to the"
+                " def"
+            )
+        return found
+    shown = getattr(found, "__name__", None)
+    kind = "a class" if isinstance(found, type) else f"a {type(found).__name__}"
+    named = f" '{shown}'" if isinstance(shown, str) else ""
+    raise TypeError(f"{decorator} takes a plain `def` function, got {kind}{named}")
 
 
 def _parsed(text: str) -> ast.FunctionDef | None:
@@ -68,7 +98,7 @@ def _parsed(text: str) -> ast.FunctionDef | None:
     wrapped = text[:1] in (" ", "\t")
     try:
         tree: ast.stmt = ast.parse("if 1:\n" + text if wrapped else text).body[0]
-    except SyntaxError:
+    except (SyntaxError, IndexError, ValueError):
         return None
     if wrapped and isinstance(tree, ast.If):
         tree = ast.increment_lineno(tree.body[0], -1)

@@ -4,11 +4,13 @@ import ast
 from typing import Any
 
 from tilert import language
+from tilert.constant import constant_key
 from tilert.dtypes import bool_, i32
 from tilert.frontend.expressions import Expressions, word
-from tilert.frontend.values import MutArg, RefArg, TileIndex, describe
+from tilert.frontend.values import PROXIES, MutArg, RefArg, TileIndex, describe
 from tilert.frontend.words import FUNCTIONS
 from tilert.ir import Block, TileType, Value
+from tilert.limits import MAX_STATEMENTS, MAX_UNROLLED
 from tilert.ops import TypeRuleError, make
 
 __all__ = ["Tracer"]
@@ -37,6 +39,13 @@ class Tracer(Expressions):
             if method is None:
                 raise self.source.error(f"{word(node)} is not available in kernels", node)
             self.builder.loc = self.source.loc(node)
+            self.builder.statements += 1
+            if self.builder.statements > MAX_STATEMENTS:
+                raise self.source.error(
+                    f"a kernel has at most {MAX_STATEMENTS} statements once its loops are unrolled"
+                    " and its helpers inlined; use range()",
+                    node,
+                )
             self._checked(method, node)
 
     def stmt_Pass(self, node: ast.Pass) -> None:
@@ -89,7 +98,12 @@ class Tracer(Expressions):
         if isinstance(target, ast.Name):
             self.locals[target.id] = value
             self.lost.pop(target.id, None)
-        elif isinstance(target, ast.Tuple):
+        elif isinstance(target, ast.Tuple | ast.List):
+            for t in target.elts:
+                if isinstance(t, ast.Starred):
+                    raise self.source.error(
+                        "a starred target is not available in kernels; name every item", t
+                    )
             if not isinstance(value, tuple) or len(value) != len(target.elts):
                 raise self.source.error(
                     f"cannot unpack {describe(value)} into {len(target.elts)} names", target
@@ -184,12 +198,9 @@ class Tracer(Expressions):
         if node.orelse:
             raise self.source.error("for-else is not available in kernels", node)
         call = node.iter
-        loop = self.expr(call.func) if isinstance(call, ast.Call) else None
-        if not isinstance(call, ast.Call) or loop not in (
-            language.range_,
-            language.tiles,
-            language.static_range,
-        ):
+        loop: Any = self.expr(call.func) if isinstance(call, ast.Call) else None
+        loops = (language.range_, language.tiles, language.static_range)
+        if not isinstance(call, ast.Call) or not any(loop is one for one in loops):
             raise self.source.error("a loop runs over range(), tiles() or static_range()", call)
         args, kwargs = self._arguments(call)
         if loop is language.static_range:
@@ -210,6 +221,12 @@ class Tracer(Expressions):
         if not isinstance(stop, int):
             raise self.source.error(
                 f"static_range takes a compile-time int, got {describe(stop)}; use range()", call
+            )
+        if stop > MAX_UNROLLED:
+            raise self.source.error(
+                f"static_range unrolls at most {MAX_UNROLLED} iterations, got {describe(stop)}; use"
+                " range()",
+                call,
             )
         for i in range(stop):
             self.assign(node.target, i)
@@ -239,7 +256,7 @@ class Tracer(Expressions):
         if all(isinstance(x, int) for x in (lo, hi, step)):
             if step == 0:
                 raise self.source.error("a loop's step must not be 0", node.iter)
-            trips = len(range(lo, hi, step))
+            trips = max(0, -(-(hi - lo) // step))
             if trips <= 1:
                 if trips:
                     self.assign(node.target, TileIndex(lo, size) if size else lo)
@@ -311,4 +328,9 @@ def _counters(loop: ast.For) -> set[str]:
 def _same_static(a: Any, b: Any) -> bool:
     if isinstance(a, Value) or isinstance(b, Value):
         return a is b
-    return type(a) is type(b) and bool(a == b)
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        same = type(a) is type(b) and len(a) == len(b)
+        return same and all(map(_same_static, a, b))
+    if isinstance(a, PROXIES):
+        return type(a) is type(b) and bool(a == b)
+    return constant_key(a) == constant_key(b)

@@ -4,6 +4,7 @@ from typing import Any
 
 from tilert.dead_code import remove_dead
 from tilert.frontend.builder import Builder
+from tilert.frontend.captured import Outside
 from tilert.frontend.source import Source
 from tilert.frontend.trace import Tracer
 from tilert.frontend.values import MutArg, RefArg
@@ -14,7 +15,7 @@ __all__ = ["trace_kernel"]
 
 def trace_kernel(
     source: Source,
-    names: dict[str, Any],
+    outside: Outside,
     params: tuple[Param, ...],
     grid: tuple[int | None, ...],
     consts: dict[str, Any],
@@ -28,7 +29,10 @@ def trace_kernel(
     scope: dict[str, Any] = dict(consts)
     for p in params:
         scope[p.name] = MutArg(p) if p.kind == "mut" else RefArg(p)
-    Tracer(source, names, builder, scope).run()
+    try:
+        Tracer(source, outside, builder, scope).run()
+    except RecursionError:
+        raise source.error("expressions are nested too deeply", source.tree) from None
     function = Function(source.name, list(params), grid, builder.block, source.filename)
     remove_dead(function.body)
     return function

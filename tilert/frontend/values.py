@@ -1,14 +1,28 @@
 """What names stand for while a kernel is traced, besides plain Python constants and IR values."""
 
 from dataclasses import dataclass
-from types import ModuleType
+from enum import Enum
+from types import EllipsisType, ModuleType, NoneType
 from typing import Any
 
+import numpy as np
+
+from tilert.dtypes import DType
 from tilert.frontend.inline import Inline
 from tilert.ir import Param, Value
 from tilert.language import Builtin
 
-__all__ = ["PROXIES", "BoundMethod", "MutArg", "RefArg", "Span", "TileIndex", "describe"]
+__all__ = [
+    "CONSTANTS",
+    "PROXIES",
+    "BoundMethod",
+    "MutArg",
+    "RefArg",
+    "Span",
+    "TileIndex",
+    "describe",
+    "shown",
+]
 
 
 @dataclass(frozen=True)
@@ -52,6 +66,31 @@ class BoundMethod:
 PROXIES = (TileIndex, Span, RefArg, MutArg, BoundMethod, Builtin, Inline)
 """What takes no arithmetic, comparison or truth value."""
 
+CONSTANTS = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    NoneType,
+    tuple,
+    frozenset,
+    slice,
+    type,
+    DType,
+    Enum,
+    EllipsisType,
+    np.generic,
+)
+"""What never changes, and so may be computed with while a kernel is compiled."""
+
+
+def shown(number: float) -> str:
+    """A number as text; Python refuses to write out very long ints."""
+    if isinstance(number, int) and number.bit_length() > 256:
+        return f"of {number.bit_length()} bits"
+    return repr(number)
+
 
 def describe(x: Any) -> str:
     """What a person would call a traced value."""
@@ -80,6 +119,10 @@ def describe(x: Any) -> str:
         return "a slice"
     if x is None:
         return "None"
-    if isinstance(x, str | int | float | bool):
+    if isinstance(x, int | float):
+        return f"{type(x).__name__} {shown(x)}"
+    if isinstance(x, str):
         return f"{type(x).__name__} {x!r}"
+    if isinstance(x, list | dict | set):
+        return f"a {type(x).__name__}"
     return f"'{getattr(x, '__name__', None) or getattr(x, 'name', None) or type(x).__name__}'"

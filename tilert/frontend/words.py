@@ -60,6 +60,8 @@ def _mma(b: Builder, x: Any, y: Any, acc: Any) -> Value:
 
 def _cdiv(b: Builder, x: Any, y: Any) -> "Value | int":
     if isinstance(x, int) and isinstance(y, int):
+        if y == 0:
+            raise TypeRuleError("division by zero")
         return -(-x // y)
     return b.binary("floordiv", b.binary("add", x, b.binary("sub", y, 1)), y)
 

@@ -1,0 +1,156 @@
+"""What is not a function in a file cannot be a kernel: one readable TypeError for each kind."""
+
+import functools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilert
+from tests.tilert.test_wrong_kernels import HEADER, module
+from tilert import Const, Mut, Ref, f32
+
+dev = tilert.device("cpu")
+
+
+def plain(y: Mut) -> None:
+    y.store(0.0)
+
+
+async def waits(y: Mut) -> None:
+    y.store(0.0)
+
+
+@functools.wraps(plain)
+def wrapper(*args: Any, **kwargs: Any) -> None:
+    plain(*args, **kwargs)
+
+
+class Holder:
+    def method(self, y: Mut) -> None:
+        y.store(0.0)
+
+
+@tilert.kernel
+def ready(y: Mut):
+    y.store(0.0)
+
+
+TAKES = "{} takes a plain `def` function, got "
+OTHERS: dict[str, tuple[Any, str]] = {
+    "partial": (functools.partial(plain), TAKES + "a partial"),
+    "lambda": (lambda y: None, TAKES + "a lambda"),
+    "a built-in": (len, TAKES + "a builtin_function_or_method 'len'"),
+    "a class": (Holder, TAKES + "a class 'Holder'"),
+    "a method": (Holder().method, TAKES + "a method 'method'"),
+    "a string": ("k", TAKES + "a str"),
+    "a kernel": (ready, TAKES + "a Kernel"),
+    "async": (waits, TAKES + "an async one"),
+    "a wrapper": (wrapper, "'plain' is what another decorator made; put @{} next to the def"),
+}
+
+
+@pytest.mark.parametrize("decorator", [tilert.kernel, tilert.inline])
+@pytest.mark.parametrize("case", OTHERS)
+def test_only_a_plain_function(case: str, decorator: Callable[..., Any]) -> None:
+    given, message = OTHERS[case]
+    with pytest.raises(TypeError) as caught:
+        decorator(given)
+    assert str(caught.value) == message.format(f"tilert.{decorator.__name__}")
+
+
+def test_no_file() -> None:
+    scope: dict[str, Any] = {}
+    exec("def made(y):\n    pass", scope)
+    with pytest.raises(TypeError, match=r"^the source of 'made' is not available"):
+        tilert.kernel(scope["made"])
+
+
+BODY = """
+@tilert.kernel
+def k(y: Mut, x: Ref, c: Const[float] = 2.0):
+    i = y.index[0]
+    y.store(x[i] * c + 1.5)
+"""
+CHANGES = {
+    "another operator": ("x[i] * c", "x[i] - c"),
+    "another number": ("1.5", "2.5"),
+    "a zero of another sign": ("+ 1.5", "+ 1.5 * -0.0"),
+    "another name": ("x[i]", "y.load()"),
+    "another function": ("def k", "def other"),
+    "other parameters": ("x: Ref, c", "x: Ref, d"),
+    "more statements": ("    i =", "    y.store(0.0)\n    i ="),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_text_of_another_function(case: str, tmp_path: Path) -> None:
+    """exec() of a text under the name of a file that holds another one."""
+    path = tmp_path / "k.py"
+    path.write_text(HEADER + BODY)
+    old, new = CHANGES[case]
+    made = compile(HEADER + BODY.replace(old, new), str(path), "exec")
+    want = (
+        rf"^the text at {re.escape(str(path))}:\d+ is not the source of '(k|other)': the file has"
+    )
+    with pytest.raises(TypeError, match=want):
+        exec(made, {})
+
+
+def test_the_same_text_under_the_files_name(tmp_path: Path) -> None:
+    path = tmp_path / "k.py"
+    path.write_text(HEADER + BODY)
+    scope: dict[str, Any] = {}
+    exec(compile(HEADER + BODY, str(path), "exec"), scope)
+    x = tilert.full(4, 3.0, f32, dev)
+    y = scope["k"](tilert.empty(4, f32, dev).partition(2), x).sync()
+    assert (y.numpy() == 7.5).all()
+
+
+def test_a_changed_file(tmp_path: Path) -> None:
+    text = HEADER + "\ndef k(y: Mut):\n    y.store(1.0)\n"
+    loaded = module(tmp_path, text)
+    (tmp_path / "wrong.py").write_text(text.replace("1.0", "-1.0"))
+    with pytest.raises(TypeError, match="the file has changed since it was imported"):
+        tilert.kernel(loaded.k)
+
+
+def test_shapes_of_source_that_are_fine(tmp_path: Path) -> None:
+    """Closures, defaults, nesting, docstrings and asserts."""
+    text = (
+        HEADER
+        + """
+def make(scale, table):
+    class Inside:
+        if True:
+            @tilert.kernel
+            def k(y: Mut, *, c: Const[float] = 1.0):
+                '''Text.'''
+                assert y.shape[0] == 2, "two"
+                a, b = table
+                y.store(0.0)
+                if c > 0:
+                    assert b > a
+                    y.store((a + b) * scale * c)
+    return Inside.k
+"""
+    )
+    k = module(tmp_path, text).make(3.0, (1, 2))
+    y = k(tilert.empty(4, f32, dev).partition(2), c=2.0).sync()
+    assert (y.numpy() == 18).all()
+
+
+def test_rewritten_asserts() -> None:
+    """pytest has rewritten the asserts of this very file."""
+
+    @tilert.kernel
+    def k(y: Mut, x: Ref, n: Const[int] = 2):
+        assert y.shape[0] == n, "pieces of n"
+        assert n > 1
+        y.store(x[y.index[0]] * n)
+
+    y = k(tilert.empty(4, f32, dev).partition(2), tilert.full(4, 1.5, f32, dev)).sync()
+    np.testing.assert_array_equal(y.numpy(), 3.0)

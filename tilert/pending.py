@@ -1,0 +1,23 @@
+"""Partitions and ops made during a capture, which must let go when the capture is dropped."""
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from tilert.device import Device
+
+__all__ = ["Pending", "note_pending"]
+
+
+class Pending(Protocol):
+    """What may hold an array."""
+
+    def release(self) -> None:
+        """Give it back."""
+
+
+def note_pending(device: "Device", made: Pending) -> None:
+    """Tell the capture that this thread makes, if any, of a new partition or op."""
+    # Another thread's capture has the lock, and is over when this thread gets it.
+    with device.lock:
+        if device.recorder is not None:
+            device.recorder.watch(made)
