@@ -84,9 +84,12 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Eng
         page_bytes=transformer.page_bytes(),
         page_size=transformer.page_size,
     )
+    own = model.config.max_length
+    shorter = f" (the model's own is {own}; see --max-model-len)" * (plan.max_model_len < own)
     report(
-        f"context {plan.max_model_len} tokens; KV cache {plan.num_pages * transformer.page_size} "
-        f"tokens in {gib(plan.num_pages * transformer.page_bytes())}"
+        f"context {plan.max_model_len} tokens{shorter}; KV cache "
+        f"{plan.num_pages * transformer.page_size} tokens in "
+        f"{gib(plan.num_pages * transformer.page_bytes())}"
     )
     cache = transformer.new_cache(plan.num_pages, config.max_num_seqs)
     runner = Runner(
@@ -108,7 +111,7 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Eng
         vocab_size=model.config.vocab_size,
         eos_token_ids=eos,
         chat_template=model.chat_template,
-        default_sampling=default_sampling(model.config.default_sampling),
+        default_sampling=default_sampling(_recommended(config, model)),
         grammars=grammars,
     )
     report("warming up")
@@ -118,6 +121,13 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Eng
     )
     grammars.prepare()
     return engine.start()
+
+
+def _recommended(config: EngineConfig, model: _Model) -> Mapping[str, float | int | bool]:
+    """The checkpoint's own settings; the default model has none, and answers best greedily."""
+    own = model.config.default_sampling
+    is_default = config.model is None and config.load_format != "dummy"
+    return own if own or not is_default else {"do_sample": False}
 
 
 def default_sampling(recommended: Mapping[str, float | int | bool]) -> dict[str, float | int]:

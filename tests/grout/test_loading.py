@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from grout.config import EngineConfig
 from grout.engine import Engine
 from grout.errors import ConfigError, OutOfMemory
-from grout.loading import create_engine, default_sampling
+from grout.loading import _Model, _recommended, create_engine, default_sampling
 from grout.request import SamplingParams
+from models.presets import PRESETS
+from models.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPTS = [[1 + n, 17, 40 + 3 * n] + [7 * n % 200 + 1] * (9 * n) for n in range(6)]
@@ -120,3 +123,13 @@ def test_recommended_sampling() -> None:
     }
     assert default_sampling({"do_sample": False, "temperature": 0.6}) == {"temperature": 0.0}
     assert default_sampling({}) == {}
+
+
+def test_the_default_model_is_greedy_and_others_are_as_they_say() -> None:
+    shape = PRESETS["tiny-llama"]
+    plain = _Model("m", shape, Tokenizer.byte_level(), None, None)
+    told = replace(plain, config=replace(shape, default_sampling={"temperature": 0.3}))
+    assert default_sampling(_recommended(EngineConfig(), plain)) == {"temperature": 0.0}
+    assert default_sampling(_recommended(EngineConfig(), told)) == {"temperature": 0.3}
+    assert default_sampling(_recommended(EngineConfig(model="m"), plain)) == {}
+    assert default_sampling(_recommended(EngineConfig(load_format="dummy"), plain)) == {}
