@@ -174,7 +174,7 @@ def _hub_snapshot(hub_id: str, revision: str | None, report: Progress) -> Path:
         )
     except errors.GatedRepoError:
         raise LoadError(
-            f"{at} is gated: accept its terms on huggingface.co and log in with `hf auth login`"
+            f"{at} is gated: accept its terms on the Hub and log in with `hf auth login`"
         ) from None
     except errors.RepositoryNotFoundError:
         raise LoadError(f"{at} was not found on the Hub (or is private: `hf auth login`)") from None
