@@ -1,15 +1,28 @@
 """Fixtures and skipping rules that every test shares."""
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     import tilert
 
 ORACLES = ("torch", "transformers")
+
+
+# A busy machine is no fault: examples have no deadline. CI tries the same examples every time, so
+# that only a change can make it fail; everywhere else they are fresh.
+settings.register_profile(
+    "grout",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("grout")
 
 
 def gpu_problem() -> str | None:
