@@ -9,7 +9,7 @@ from tilert.dtypes import f32
 from tilert.ir import Block, Function, Op, TileType, Value
 from tilert.ops import make
 
-__all__ = ["clone", "lower"]
+__all__ = ["clone", "is_thin", "lower", "uses"]
 
 # Products with at most this many rows stream their weights through registers instead of the
 # tensor cores, as long as a thread's share of the partial sums stays below THIN_REGISTERS.
@@ -95,6 +95,13 @@ def _weights(op: Op) -> Value | None:
     return b.args[0] if b is not None and b.name == "transpose" else None
 
 
+def is_thin(op: Op, threads: int) -> bool:
+    """Whether `lower_thin_mma` takes a product in a program of so many threads."""
+    w = _weights(op)
+    m, k = op.args[0].shape
+    return w is not None and m <= THIN_ROWS and m * w.shape[0] * k <= THIN_REGISTERS * threads
+
+
 def lower_thin_mma(function: Function, threads: int) -> None:
     """Few rows: `acc + sum(a[:, None, :] * w[None, :, :], axis=2)`, weights on the wide side."""
 
@@ -104,14 +111,11 @@ def lower_thin_mma(function: Function, threads: int) -> None:
             for region in op.regions:
                 visit(region)
             w = _weights(op) if op.name == "mma" else None
-            if w is None:
+            if w is None or not is_thin(op, threads):
                 ops.append(op)
                 continue
             m, k = op.args[0].shape
             n = w.shape[0]
-            if m > THIN_ROWS or m * n * k > THIN_REGISTERS * threads:
-                ops.append(op)
-                continue
             if w.op is not None and w.op.name == "load":
                 w.op.attrs["stream"] = True
             r = _Rewriter()

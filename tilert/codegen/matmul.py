@@ -65,9 +65,8 @@ def _address_operations(e: Emitter, load: Op, loop: Op) -> None:
         need(a)
 
 
-def copy_now(e: Emitter, o: Operand, op: Op) -> None:
+def copy_now(e: Emitter, o: Operand) -> None:
     """Copy an operand that no loop pipelines."""
-    del op
     e.line("__syncthreads();")
     with e.braces():
         issue_copy(e, o, None, "0")
@@ -152,12 +151,12 @@ def _mma_half(e: Emitter, op: Op, name: str, operands: list[Operand | None]) -> 
             e.line("#pragma unroll")
             with e.braces(f"for (int i = 0; i < {tiles_m}; ++i)"):
                 if a is None:
-                    _direct_fragment(e, op, tiles_m)
+                    _direct_fragment(e, op)
                 else:
                     _left_fragment(e, a, a_transposed)
             e.line("#pragma unroll")
             with e.braces(f"for (int j = 0; j < {tiles_n}; j += 2)"):
-                _right_fragments(e, b, b_transposed, tiles_n)
+                _right_fragments(e, b, b_transposed)
                 e.line("#pragma unroll")
                 with e.braces(f"for (int i = 0; i < {tiles_m}; ++i)"):
                     at = f"&{name}[(i * {tiles_n} + j) * 4]"
@@ -180,12 +179,11 @@ def _left_fragment(e: Emitter, a: Operand, transposed: bool) -> None:
         e.line(f"ldmatrix4(fa[i], a_at + mr * {a.pitch} + kc * 2);")
 
 
-def _right_fragments(e: Emitter, b: Operand, transposed: bool, tiles_n: int) -> None:
+def _right_fragments(e: Emitter, b: Operand, transposed: bool) -> None:
     """Fragments of columns j*8 and (j+1)*8: registers 0, 1 and 2, 3."""
     e.line("u32 fb[4];")
     limit = b.padded_rows if transposed else b.padded_cols
     first = f"min(col0 + j * 8, {max(limit - 16, 0)})"
-    del tiles_n
     e.line(f"const int n0 = {first}, shift = col0 + j * 8 - n0;")
     if transposed:
         # Stored [n, k]: rows are columns of b, k runs along the row.
@@ -198,12 +196,11 @@ def _right_fragments(e: Emitter, b: Operand, transposed: bool, tiles_n: int) -> 
     e.line("if (shift == 8) { fb[0] = fb[2]; fb[1] = fb[3]; }")
 
 
-def _direct_fragment(e: Emitter, op: Op, tiles_m: int) -> None:
+def _direct_fragment(e: Emitter, op: Op) -> None:
     """An accumulator-shaped left operand already lies as mma wants it: only pack pairs."""
     a = op.args[0]
     tiles_k = a.shape[1] // 8
     name = e.names[a]
-    del tiles_m
     for half, (column, pair) in enumerate(((0, 0), (0, 2), (1, 0), (1, 2))):
         at = f"(i * {tiles_k} + k / 8 + {column}) * 4 + {pair}"
         e.line(f"fa[i][{half}] = pack({name}[{at}], {name}[{at} + 1]);")

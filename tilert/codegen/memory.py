@@ -192,7 +192,7 @@ def load(e: Emitter, op: Op) -> None:
     operand = e.plan.operands.get(result)
     if operand is not None and operand.load is op:
         if operand not in e.stage_of:
-            copy_now(e, operand, op)
+            copy_now(e, operand)
         return
     where, pointer = _unit(e, op)
     _read(e, op, where, pointer, op.attrs["fill"], bool(op.attrs.get("stream")))

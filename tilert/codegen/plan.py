@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from tilert.codegen.layout import Layout, blocked, mma_accumulator
-from tilert.codegen.lower import THIN_ROWS, uses
+from tilert.codegen.lower import is_thin, uses
 from tilert.dtypes import bf16, f16
 from tilert.ir import Block, Function, Op, Value, walk
 
@@ -46,6 +46,7 @@ _ELEMENTWISE = {
     "cast",
     "bitcast",
 }
+_THIN_THREADS = 128
 _MAX_STAGES = 4
 _STAGE_BYTES = 96 * 1024
 
@@ -111,12 +112,12 @@ class Plan:
 def choose_threads(function: Function) -> int:
     """Threads a program: by the tensor-core tile if there is one, else by the largest tile."""
     tiles = [op for op in walk(function.body) if op.name == "mma"]
-    fat = [op for op in tiles if op.args[0].shape[0] > THIN_ROWS or not _is_thin_shape(op)]
+    fat = [op for op in tiles if not is_thin(op, _THIN_THREADS)]
     if fat:
         m, n = max((op.result.shape for op in fat), key=lambda s: s[0] * s[1])
         return 256 if m * n >= 128 * 128 else 128
     if tiles:
-        return 128
+        return _THIN_THREADS
     largest = 1
     for op in walk(function.body):
         for v in op.results:
@@ -125,13 +126,6 @@ def choose_threads(function: Function) -> int:
     while threads < 512 and threads * 16 <= largest:
         threads *= 2
     return threads
-
-
-def _is_thin_shape(op: Op) -> bool:
-    b = op.args[1].op
-    m, k = op.args[0].shape
-    n = op.result.shape[1]
-    return b is not None and b.name == "transpose" and m * n * k <= 64 * 128
 
 
 def make_plan(function: Function, threads: int) -> Plan:
@@ -397,12 +391,11 @@ def _plan_operands(function: Function, plan: Plan) -> None:
                 visit(region, op if op.name == "for" else None)
 
     visit(function.body, None)
-    for loop, operands in plan.pipelined.items():
+    for operands in plan.pipelined.values():
         total = sum(o.stage for o in operands)
         stages = max(2, min(_MAX_STAGES, _STAGE_BYTES // max(total, 1)))
         for o in operands:
             o.stages = stages
-        del loop
     offset = 0
     for o in plan.operands.values():
         o.offset = offset
