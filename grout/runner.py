@@ -14,6 +14,7 @@ from grout.scheduler import PREFILLS_PER_STEP, Chunk
 from grout.sequence import Sequence
 from models.batch import Batch, Slot
 from models.kv_cache import KVCache
+from models.prompt import PromptChunk
 from models.transformer import Transformer
 
 PADDING = Slot(row=-1, token=0, position=0)
@@ -93,7 +94,7 @@ class Runner:
         else:
             lane.batch.set([replace(PADDING, row=sequence.row)])
         tokens = sequence.tokens(chunk.start, chunk.stop)
-        self.transformer.prefill(self.cache, lane.batch, tokens, chunk.start)
+        self.transformer.prefill(self.cache, lane.batch, [PromptChunk(tokens, chunk.start)])
         return lane.read((sequence,) if chunk.last else (), (sequence,))
 
     def release(self, row: int) -> None:
@@ -115,7 +116,8 @@ class Runner:
         for length in prompt_lengths:
             self.cache.set_pages(0, range(-(-length // self.cache.page_size)))
             batch.set([replace(PADDING, row=0)])
-            self.transformer.prefill(self.cache, batch, np.zeros(length, np.int32), 0)
+            chunk = PromptChunk(np.zeros(length, np.int32), 0)
+            self.transformer.prefill(self.cache, batch, [chunk])
             self._prefill_lane.read(()).wait()
             self.cache.clear(0)
         self._loaded = ((), ())

@@ -1,4 +1,8 @@
-"""Tokens of one sequence on their way through a prefill."""
+"""Tokens of one or several sequences on their way through a prefill."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -6,35 +10,66 @@ import tilert
 from models.kv_cache import KVCache
 from tilert import Array, Device, UniqueIndex, i32
 
-__all__ = ["Prompt"]
+__all__ = ["Prompt", "PromptChunk"]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """Tokens of one sequence that are run together.
+
+    tokens: integer ids, [T] with T >= 1.
+    start: position of the first; the keys and values of earlier ones are in the cache.
+    """
+
+    tokens: np.ndarray[Any, Any]
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """The position after the last token."""
+        return self.start + len(self.tokens)
 
 
 class Prompt:
-    """Device inputs of a prefill of up to `size` tokens; what is missing is padding.
+    """Device inputs of a prefill of up to `size` tokens of up to `slots` sequences.
 
-    Padding runs through the model like tokens that follow, except that it leaves nothing in the
-    cache, so one recorded prefill serves every shorter prompt.
+    What is missing is padding: it runs through the model as tokens that attend to nothing and
+    leave nothing in the cache, so one recorded prefill serves every smaller one.
 
     Attributes:
-        ids: i32[size]. positions: i32[size], rising by one.
-        index: where keys and values go. last: i32[1], which token is the last real one.
+        ids, positions: i32[size], of each token.
+        slots: i32[size], which sequence it is of; `len(starts)` for padding.
+        begins: i32[slots + 1], first token of each sequence and the number of tokens.
+        starts: i32[slots], position of each sequence's first token.
+        last: i32[slots], the last token of each sequence.
+        index: where keys and values go.
     """
 
-    def __init__(self, size: int, device: Device) -> None:
+    def __init__(self, size: int, slots: int, device: Device) -> None:
         self.size = size
-        self.ids: Array = tilert.zeros((size,), i32, device)
-        self.positions: Array = tilert.zeros((size,), i32, device)
-        self.last: Array = tilert.zeros((1,), i32, device)
+        self._tokens = tilert.zeros((3, size), i32, device)
+        self.ids, self.positions, self.slots = (self._tokens[at] for at in range(3))
+        self._bounds = tilert.zeros((3, slots + 1), i32, device)
+        self.begins: Array = self._bounds[0]
+        self.starts: Array = self._bounds[1, :slots]
+        self.last: Array = self._bounds[2, :slots]
         self.index = UniqueIndex.checked(np.full(size, -1, np.int32), device)
 
-    def set(self, cache: KVCache, row: int, tokens: np.ndarray, start: int) -> None:
-        """Upload tokens, which go to positions from `start` on of a row of the cache."""
-        count = len(tokens)
-        ids = np.zeros(self.size, np.int32)
-        ids[:count] = tokens
-        slots = np.full(self.size, -1, np.int32)
-        slots[:count] = cache.table.slot_numbers(row, start, count)
-        self.ids.copy_from(ids)
-        self.positions.copy_from(np.arange(start, start + self.size, dtype=np.int32))
-        self.last.copy_from(np.array([count - 1], np.int32))
-        self.index.update(slots)
+    def set(self, cache: KVCache, rows: Sequence[int], chunks: Sequence[PromptChunk]) -> None:
+        """Upload chunks, each of which goes to a row of the cache."""
+        tokens = np.zeros(self._tokens.shape, np.int32)
+        bounds = np.zeros(self._bounds.shape, np.int32)
+        places = np.full(self.size, -1, np.int32)
+        tokens[2] = len(self.starts)
+        end = 0
+        for slot, (row, chunk) in enumerate(zip(rows, chunks, strict=True)):
+            begin, end = end, end + len(chunk.tokens)
+            tokens[0, begin:end] = chunk.tokens
+            tokens[1, begin:end] = np.arange(chunk.start, chunk.stop)
+            tokens[2, begin:end] = slot
+            bounds[:, slot] = begin, chunk.start, end - 1
+            places[begin:end] = cache.table.slot_numbers(row, chunk.start, len(chunk.tokens))
+        bounds[0, len(chunks) :] = end
+        self._tokens.copy_from(tokens)
+        self._bounds.copy_from(bounds)
+        self.index.update(places)

@@ -1,6 +1,7 @@
 """The model on a device: what one decode step and one prefill chunk run, op by op."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from models.batch import Batch
 from models.config import ModelConfig
 from models.kv_cache import KVCache
 from models.parameters import LayerParameters, Parameters, Progress
-from models.prompt import Prompt
+from models.prompt import Prompt, PromptChunk
 from models.rope import rope_tables
 from models.sampler import sample
 from models.scratch import Scratch
@@ -132,39 +133,39 @@ class Transformer:
         """The rest of `decode`: logits and the next ids."""
         self._sample(cache, batch.scratch.x, batch, features, decoding=True)
 
-    def prefill(self, cache: KVCache, batch: Batch, tokens: np.ndarray, start: int) -> None:
-        """Run tokens at positions start..start+T-1 of the row that the one slot of `batch` names.
+    def prefill(self, cache: KVCache, batch: Batch, chunks: Sequence[PromptChunk]) -> None:
+        """Run chunk i in the row that slot i of `batch` names; further slots are padding.
 
-        Leaves the last token's logits in `batch.logits[0]`, the id sampled from them in
-        `batch.ids[0]`, and start + T in `batch.positions[0]`.
-
-        Args:
-            tokens: integer ids, [T] with T >= 1. Earlier positions are in the cache already.
+        Leaves the logits of each chunk's last token in `batch.logits`, the ids sampled from them in
+        `batch.ids`, and the positions those go to in `batch.positions`.
 
         Raises:
-            ValueError: if the batch has not one slot with a row, there are no tokens, or they go
-                beyond the row's pages or `max_len`.
+            ValueError: if there are no chunks, their slots have no rows or others have, or tokens
+                are missing or go beyond the row's pages or `max_len`.
         """
-        count = len(tokens)
-        self._check_prefill(cache, batch, count, start)
-        batch.positions.copy_from(np.array([start + count - 1], np.int32))
+        self._check_prefill(cache, batch, chunks)
+        last = np.zeros(batch.size, np.int32)
+        last[: len(chunks)] = [chunk.stop - 1 for chunk in chunks]
+        batch.positions.copy_from(last)
+        rows = batch.rows[: len(chunks)].tolist()
+        count = sum(len(chunk.tokens) for chunk in chunks)
         # Recordings with draws serve greedy slots too.
         features = replace(batch.features, draws=True)
         size = self._tiling.recorded_prompt(count)
         if size is None:
-            prompt = Prompt(count, self.device)
-            prompt.set(cache, int(batch.rows[0]), tokens, start)
+            prompt = Prompt(count, batch.size, self.device)
+            prompt.set(cache, rows, chunks)
             self._prefill(cache, batch, prompt, features)
             return
         key = size, features
         if key not in batch.prefills:
-            prompt = Prompt(size, self.device)
+            prompt = Prompt(size, batch.size, self.device)
             graph = tilert.capture(
                 self.device, lambda: self._prefill(cache, batch, prompt, features)
             )
             batch.prefills[key] = (prompt, graph)
         prompt, graph = batch.prefills[key]
-        prompt.set(cache, int(batch.rows[0]), tokens, start)
+        prompt.set(cache, rows, chunks)
         graph.replay()
 
     def _prefill(self, cache: KVCache, batch: Batch, prompt: Prompt, features: Features) -> None:
@@ -173,24 +174,32 @@ class Transformer:
         self._embed(scratch.x, prompt.ids)
         for number, layer in enumerate(self.parameters.layers):
             self._queries(cache, number, layer, scratch, prompt.positions, prompt.index)
-            self._prefill_attention(cache, number, scratch, batch.index.rows, prompt.positions)
+            self._prefill_attention(cache, number, scratch, batch.index.rows, prompt)
             self._residual(scratch.attended, layer.o, scratch)
             self._feed_forward(scratch, layer)
         last = batch.scratch.x
         kernels.embedding(last.partition(1, last.shape[1]), prompt.last, scratch.x).run()
         self._sample(cache, last, batch, features, decoding=False)
 
-    def _check_prefill(self, cache: KVCache, batch: Batch, count: int, start: int) -> None:
-        if batch.size != 1 or batch.rows[0] < 0:
-            raise ValueError("prefill takes a batch of one slot, set to a row of the cache")
-        if count < 1 or start < 0:
-            raise ValueError(f"prefill takes at least one token, from position 0 on; got {count}")
-        room = len(cache.table.pages(int(batch.rows[0]))) * cache.page_size
-        if start + count > min(room, self.max_len):
+    def _check_prefill(self, cache: KVCache, batch: Batch, chunks: Sequence[PromptChunk]) -> None:
+        rows = batch.rows
+        if not chunks or (rows[: len(chunks)] < 0).any() or (rows[len(chunks) :] >= 0).any():
             raise ValueError(
-                f"tokens {start}..{start + count - 1} do not fit: row {batch.rows[0]} has pages for"
-                f" {room} positions, the model's tables cover {self.max_len}"
+                "prefill takes a batch whose first slots are set to rows of the cache, one for each"
+                f" chunk; got rows {rows.tolist()} for {len(chunks)} chunks"
             )
+        for row, chunk in zip(rows[: len(chunks)].tolist(), chunks, strict=True):
+            if not len(chunk.tokens) or chunk.start < 0:
+                raise ValueError(
+                    "a chunk has at least one token, from position 0 on; got"
+                    f" {len(chunk.tokens)} from {chunk.start} on"
+                )
+            room = len(cache.table.pages(row)) * cache.page_size
+            if chunk.stop > min(room, self.max_len):
+                raise ValueError(
+                    f"tokens {chunk.start}..{chunk.stop - 1} do not fit: row {row} has pages for"
+                    f" {room} positions, the model's tables cover {self.max_len}"
+                )
 
     def _prefill_scratch(self, count: int) -> Scratch:
         """Kept between chunks, and replaced by a larger one where a chunk needs it."""
@@ -318,7 +327,7 @@ class Transformer:
         kernels.merge_splits(out.partition(1, group, dim), acc, best, total).run()
 
     def _prefill_attention(
-        self, cache: KVCache, number: int, scratch: Scratch, rows: Array, positions: Array
+        self, cache: KVCache, number: int, scratch: Scratch, rows: Array, prompt: Prompt
     ) -> None:
         config = self.config
         tiles = self._tiling.prefill_attention(scratch.size, cache.page_size)
@@ -329,7 +338,9 @@ class Transformer:
             *cache.pages(number),
             cache.table.table,
             rows,
-            positions,
+            prompt.slots,
+            prompt.begins,
+            prompt.starts,
             scale=1 / math.sqrt(config.head_dim),
             pages=tiles.pages,
         ).run()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from models.batch import Slot
 from models.config import ModelConfig
 from models.parameters import Parameters
+from models.prompt import PromptChunk
 from models.transformer import Transformer
 
 __all__ = ["Agreement", "compare", "our_logits", "reference_logits"]
@@ -134,7 +135,7 @@ def our_logits(
         batch.set([Slot(row=0, token=token, position=position)])
 
     place(0, 0)
-    model.prefill(cache, batch, prompt, 0)
+    model.prefill(cache, batch, [PromptChunk(prompt, 0)])
     rows = [batch.logits.numpy()[0]]
     for at, token in enumerate(reply[:-1]):
         place(int(token), len(prompt) + at)

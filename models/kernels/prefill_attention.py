@@ -1,12 +1,12 @@
-"""Causal attention of many new tokens of one sequence over its pages of the KV cache."""
+"""Causal attention of many new tokens of several sequences over their pages of the KV cache."""
 
 # mypy: disable-error-code="type-arg"
 
 import tilert
-from models.kernels.decode_attention import pages_of
+from models.kernels.decode_attention import TINY, pages_of
 from models.kernels.softmax import MASKED, UNSEEN, online, scores
 from tilert import Const, Dyn, Mut, Ref, f32
-from tilert.language import full, iota, minimum, tiles, where, zeros
+from tilert.language import full, iota, maximum, minimum, tiles, where, zeros
 
 __all__ = ["prefill_attention"]
 
@@ -19,33 +19,47 @@ def prefill_attention(
     v: Ref[Dyn],
     table: Ref[Dyn, Dyn],
     rows: Ref,
-    positions: Ref[Dyn],
+    slots: Ref[Dyn],
+    begins: Ref,
+    starts: Ref,
     scale: Const[float],
     pages: Const[int],
 ) -> None:
-    """o[t] = attention of q[t] over positions 0..positions[t] of table row rows[0].
+    """o[t] = attention of q[t] over positions 0 up to its own of its slot's table row.
 
-    The keys and values of the new tokens are in the cache already.
+    The tokens of a slot lie side by side, slots in order, and tokens of no slot at the end: their
+    output is 0. The keys and values of the new tokens are in the cache already. A program works on
+    the slots that have tokens in its piece one after the other, each time with the others' masked.
 
     o, q: [T, Hq, D], o in pieces (bm, 1, D). k, v: [pages, page_size, Hkv, D].
-    table: i32[rows, pages a row]. rows: i32[1]. positions: i32[T], rising by one. pages: a step.
+    table: i32[rows, pages a row]. rows: i32[S], the table row of each slot. slots: i32[T], the slot
+    of each token. begins: i32[S + 1], the first token of each slot and the number of tokens that
+    have one. starts: i32[S], the position of each slot's first token. pages: a step.
     """
     m, h, _ = o.index
     size = o.shape[0]
     width = pages * k.shape[1]
     head = h.number // (q.shape[1] // k.shape[2])
-    row = rows[0]
-    start = positions[0]
     qs = q[m, h.number, :]
-    at = start + m.offsets
     best = full((size,), UNSEEN, f32)
     total = zeros((size,), f32)
     acc = zeros((size, q.shape[2]), f32)
-    last = start + minimum(m.start + size, q.shape[0]) - 1
-    for j in tiles(table, axis=1, size=pages, stop=last // width + 1):
-        ks = pages_of(k, table, row, j, head, 1)
-        seen = (iota(width) + j.number * width)[None, :] <= at[:, None]
-        x = where(seen, scores(qs, ks, scale), MASKED)
-        vs = pages_of(v, table, row, j, head, 1)
-        best, total, acc = online(x, vs, best, total, acc)
-    o.store((acc / total[:, None]).reshape(o.shape))
+    end = minimum(m.start + size, begins[rows.shape[0]])
+    for slot in range(slots[m.start], slots[end - 1] + 1):
+        row = rows[slot]
+        begin = begins[slot]
+        past = starts[slot] - begin
+        stop = minimum(end, begins[slot + 1])
+        own = (m.offsets >= begin) & (m.offsets < stop)
+        # How many positions each token sees.
+        seen = where(own, m.offsets + (past + 1), 0)
+        for j in tiles(table, axis=1, size=pages, stop=(past + stop - 1) // width + 1):
+            ks = pages_of(k, table, row, j, head, 1)
+            x = where(
+                (iota(width) + j.number * width)[None, :] < seen[:, None],
+                scores(qs, ks, scale),
+                MASKED,
+            )
+            vs = pages_of(v, table, row, j, head, 1)
+            best, total, acc = online(x, vs, best, total, acc)
+    o.store((acc / maximum(total, TINY)[:, None]).reshape(o.shape))

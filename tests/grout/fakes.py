@@ -23,6 +23,7 @@ from grout.engine import Engine
 from grout.pages import PagePool
 from grout.runner import Runner
 from grout.scheduler import Scheduler
+from models.prompt import PromptChunk
 from models.slot import PLAIN, Features, Slot
 
 VOCAB = 97
@@ -305,19 +306,19 @@ class FakeTransformer:
         }
         return FakeBatch(self.device, size, [Slot(-1, 0, 0)] * size, arrays)
 
-    def prefill(self, cache: FakeCache, batch: FakeBatch, tokens: np.ndarray, start: int) -> None:
+    def prefill(self, cache: FakeCache, batch: FakeBatch, chunks: Sequence[PromptChunk]) -> None:
         failure, self.fail_prefill = self.fail_prefill, None
         if failure is not None:
             raise failure
-        self.chunks.append((start, len(tokens)))
+        self.chunks += [(chunk.start, len(chunk.tokens)) for chunk in chunks]
 
         def work() -> None:
-            slot = batch.slots[0]
-            for offset, token in enumerate(tokens):
-                cache.write(slot.row, start + offset, int(token))
-            end = start + len(tokens)
-            batch.sample(0, cache.read(slot.row, end))
-            batch.positions.data[0] = end
+            for at, chunk in enumerate(chunks):
+                row = batch.slots[at].row
+                for offset, token in enumerate(chunk.tokens):
+                    cache.write(row, chunk.start + offset, int(token))
+                batch.sample(at, cache.read(row, chunk.stop))
+                batch.positions.data[at] = chunk.stop
 
         self.device.enqueue(work)
 

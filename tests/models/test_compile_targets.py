@@ -7,6 +7,7 @@ import models.kernels
 import tilert
 from models.batch import Features, Slot
 from models.presets import PRESETS
+from models.prompt import PromptChunk
 from models.transformer import Transformer
 from tilert.target_device import TargetDevice
 
@@ -29,7 +30,7 @@ def serve(
     batch = model.new_batch(cache, 1)
     batch.set([Slot(row=0, token=0, position=0)])
     for length in prompts:
-        model.prefill(cache, batch, np.zeros(length, np.int32), 0)
+        model.prefill(cache, batch, [PromptChunk(np.zeros(length, np.int32), 0)])
     return device
 
 

@@ -151,38 +151,83 @@ def test_decode_attention(
         close(o, expected, 2 * TOLERANCE[dtype.name])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 32), (9, 3, 64)])
-@pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 16), (0, 37), (33, 40), (79, 1)])
-def test_prefill_attention(
-    device: Device, dtype: DType, heads: int, kv_heads: int, dim: int, start: int, count: int
+def check_prefill_attention(
+    device: Device,
+    dtype: DType,
+    heads: tuple[int, int, int],
+    chunks: list[tuple[int, int, int]],
+    tiles: list[tuple[int, int]],
+    padding: tuple[int, int] = (0, 0),
 ) -> None:
-    rng = np.random.default_rng(count)
+    """Chunks (row, start, count) in one launch, for each (rows, pages) of tiles; padding: tokens
+    and slots."""
+    query_heads, kv_heads, dim = heads
+    rng = np.random.default_rng(len(chunks))
     cache = Cache(rng, kv_heads, dim, dtype)
     k, v, table = cache.put(device)
-    q, queries = draw(rng, (count, heads, dim), dtype, device)
-    places = np.arange(start, start + count, dtype=np.int32)
-    expected = np.stack(
-        [
-            attention(one, *cache.of(0, place + 1))
-            for one, place in zip(queries, places, strict=True)
-        ]
-    )
-    own = tiling(device.kind).prefill_attention(count, PAGE)
-    for rows, pages in ((own.rows, own.pages), (16, 1)):
-        o = poisoned((count, heads, dim), dtype, device)
+    count = sum(chunk[2] for chunk in chunks)
+    q, queries = draw(rng, (count + padding[0], query_heads, dim), dtype, device)
+    expected = np.zeros(queries.shape)
+    used = len(chunks)
+    slots = np.full(len(queries), used + padding[1], np.int32)
+    begins = np.full(used + padding[1] + 1, count, np.int32)
+    rows, starts = (np.full(used + padding[1], fill, np.int32) for fill in (-1, 0))
+    end = 0
+    for slot, (row, start, length) in enumerate(chunks):
+        begins[slot], rows[slot], starts[slot] = end, row, start
+        slots[end : end + length] = slot
+        for place in range(start, start + length):
+            expected[end] = attention(queries[end], *cache.of(row, place + 1))
+            end += 1
+    for size, pages in tiles:
+        o = poisoned(q.shape, dtype, device)
         kernels.prefill_attention(
-            o.partition(rows, 1, dim),
+            o.partition(size, 1, dim),
             q,
             k,
             v,
             table,
-            put(np.array([0], np.int32), device),
-            put(places, device),
+            *(put(x, device) for x in (rows, slots, begins, starts)),
             scale=dim**-0.5,
             pages=pages,
         ).run()
         close(o, expected, 2 * TOLERANCE[dtype.name])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(4, 2, 32), (9, 3, 64)], ids=str)
+@pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 16), (0, 37), (33, 40), (79, 1)])
+def test_prefill_attention(
+    device: Device, dtype: DType, heads: tuple[int, int, int], start: int, count: int
+) -> None:
+    own = tiling(device.kind).prefill_attention(count, PAGE)
+    tiles = [(own.rows, own.pages), (16, 1)]
+    check_prefill_attention(device, dtype, heads, [(0, start, count)], tiles)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(4, 2, 32), (9, 3, 64)], ids=str)
+@pytest.mark.parametrize("padding", [(0, 0), (1, 1), (90, 3)], ids=str)
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [(0, 0, 1), (1, 0, 1)],
+        [(1, 0, 16), (0, 33, 16)],
+        [(0, 79, 1), (2, 3, 5), (1, 0, 31)],
+        [(1, 7, 25), (2, 0, 1), (0, 0, 80)],
+    ],
+    ids=str,
+)
+def test_prefill_attention_of_several_sequences(
+    device: Device,
+    dtype: DType,
+    heads: tuple[int, int, int],
+    padding: tuple[int, int],
+    chunks: list[tuple[int, int, int]],
+) -> None:
+    own = tiling(device.kind).prefill_attention(sum(c[2] for c in chunks) + padding[0], PAGE)
+    tiles = [(own.rows, own.pages), (16, 1), (32, 2)]
+    check_prefill_attention(device, dtype, heads, chunks, tiles, padding)
 
 
 def test_attention_survives_large_scores(device: Device) -> None:

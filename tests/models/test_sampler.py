@@ -11,6 +11,7 @@ import tilert
 from models.batch import TOP_LOGPROBS, Batch
 from models.history import History
 from models.kv_cache import KVCache
+from models.prompt import PromptChunk
 from models.sampler import sample
 from models.slot import MAX_BIASES, PLAIN, Features, Slot
 from models.tiling import tiling
@@ -325,7 +326,7 @@ def test_a_prefill_uses_the_slot_s_features(device: Device) -> None:
         batch.set([slot])
         if slot.masked:
             batch.allow(0, mask_of([77])[:8])
-        model.prefill(cache, batch, tokens, 0)
+        model.prefill(cache, batch, [PromptChunk(tokens, 0)])
         token = int(batch.ids.numpy()[0])
         logits = batch.logits.numpy()[0].astype(np.float64)
         if slot.masked:

@@ -13,6 +13,7 @@ from models.batch import Batch, Slot
 from models.config import ModelConfig, RopeConfig
 from models.errors import LoadError
 from models.kv_cache import KVCache
+from models.prompt import PromptChunk
 from models.rope import rope_tables
 from models.transformer import Transformer
 from models.weights import expected_shapes
@@ -143,7 +144,7 @@ class Rig:
     def prefill(self, tokens: NDArray[np.int32], start: int = 0, **slot: Any) -> Floats:
         """Logits after the last token."""
         self.single.set([Slot(**({"row": 1, "token": 0, "position": start} | slot))])
-        self.model.prefill(self.cache, self.single, tokens, start)
+        self.model.prefill(self.cache, self.single, [PromptChunk(tokens, start)])
         assert self.single.positions.numpy().tolist() == [start + len(tokens)]
         logits = logits_of(self.single)
         return logits[0]
@@ -201,6 +202,37 @@ def test_chunked_prefill_gives_what_one_prefill_gives(rig: Rig, tokens: NDArray[
             logits = rig.prefill(tokens[start : start + size], start)
             start += size
         assert error(logits, whole) < 1e-5
+
+
+@pytest.mark.parametrize("recorded", [None, 160], ids=["exact", "padded"])
+def test_several_prompts_in_one_prefill(
+    rig: Rig, tokens: NDArray[np.int32], recorded: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths, rows = (70, 1, 50), (0, 3, 1)
+    alone = [rig.prefill(tokens[:n], row=row) for n, row in zip(lengths, rows, strict=True)]
+    expected = snapshot(rig.cache)
+    # The second chunk goes on where an earlier one ended.
+    rig.prefill(tokens[:20], row=1)
+    starts = (0, 0, 20)
+    batch = rig.model.new_batch(rig.cache, 4)
+    padding = Slot(row=-1, token=0, position=0)
+    monkeypatch.setattr(type(rig.model._tiling), "recorded_prompt", lambda *_: recorded)
+    for _ in range(2):  # recorded, then replayed
+        batch.set([*(Slot(row=row, token=0, position=0) for row in rows), padding])
+        chunks = [
+            PromptChunk(tokens[start:n], start) for start, n in zip(starts, lengths, strict=True)
+        ]
+        rig.model.prefill(rig.cache, batch, chunks)
+        for logits, one in zip(logits_of(batch), alone, strict=False):
+            assert error(logits, one) < 1e-5
+        assert batch.ids.numpy()[:3].tolist() == [int(np.argmax(one)) for one in alone]
+        assert batch.positions.numpy()[:3].tolist() == list(lengths)
+        for old, new in zip(expected, snapshot(rig.cache), strict=True):
+            np.testing.assert_allclose(new, old, rtol=0, atol=1e-4)
+    batch.set([*(Slot(r, int(tokens[n]), n) for r, n in zip(rows, lengths, strict=True)), padding])
+    rig.model.decode(rig.cache, batch)
+    for logits, n, row in zip(logits_of(batch), lengths, rows, strict=False):
+        assert error(logits, rig.prefill(tokens[: n + 1], row=row)) < 1e-5
 
 
 def test_decode_from_the_first_token_on(rig: Rig, tokens: NDArray[np.int32]) -> None:
@@ -371,8 +403,16 @@ def test_prefill_refuses_what_has_no_room() -> None:
         rig.prefill(np.zeros(65, np.int32), row=2)
     with pytest.raises(ValueError, match="tables cover 200"):
         rig.prefill(np.zeros(1, np.int32), start=200)
-    with pytest.raises(ValueError, match="one slot"):
+    with pytest.raises(ValueError, match=r"got rows \[-1\] for 1 chunks"):
         rig.prefill(np.zeros(1, np.int32), row=-1)
+    with pytest.raises(ValueError, match=r"got rows \[-1\] for 0 chunks"):
+        rig.model.prefill(rig.cache, rig.single, [])
+    two = model.new_batch(rig.cache, 2)
+    two.set([Slot(1, 0, 0), Slot(2, 0, 0)])
+    with pytest.raises(ValueError, match=r"got rows \[1, 2\] for 1 chunks"):
+        rig.model.prefill(rig.cache, two, [PromptChunk(np.zeros(1, np.int32), 0)])
+    with pytest.raises(ValueError, match="row 2 has pages for 64 positions"):
+        rig.model.prefill(rig.cache, two, [PromptChunk(np.zeros(n, np.int32), 0) for n in (1, 65)])
     with pytest.raises(ValueError, match="a batch of 1 slots got 2"):
         rig.single.set([Slot(0, 0, 0), Slot(1, 0, 0)])
     with pytest.raises(tilert.OwnershipError, match="O7 indexed pieces: row 1 occurs twice"):

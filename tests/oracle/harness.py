@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 import models
 import tilert
 from models.batch import Slot
+from models.prompt import PromptChunk
 from models.transformer import Transformer
 
 MAX_LENGTH = 128
@@ -30,7 +31,8 @@ class Session:
     def prefill(self, tokens: NDArray[np.int32], start: int = 0) -> NDArray[np.float32]:
         """Run `tokens` at positions start and up; the last one's logits: float32 [vocabulary]."""
         self._place(token=0, position=start)
-        self.model.prefill(self.cache, self.batch, np.asarray(tokens, np.int32), start)
+        chunk = PromptChunk(np.asarray(tokens, np.int32), start)
+        self.model.prefill(self.cache, self.batch, [chunk])
         return self._logits()
 
     def decode(self, token: int, position: int) -> NDArray[np.float32]:

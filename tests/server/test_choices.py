@@ -47,7 +47,8 @@ def test_leaving_aborts_every_answer(http: httpx.Client, engine: FakeEngine) -> 
     engine.endless, engine.delay = True, 0.005
     body = {"messages": ASK, "n": 4, "stream": True}
     with http.stream("POST", "/v1/chat/completions", json=body) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept: a dropped iterator closes the connection
+        next(lines)
         wait_for(lambda: engine.running == 4)
     wait_for(lambda: engine.running == 0, seconds=3)
     assert engine.aborted == 4

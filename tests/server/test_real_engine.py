@@ -65,7 +65,8 @@ def test_leaving_frees_the_engine(real: Live[grout.Engine], http: httpx.Client) 
     body = {**ASK, "max_tokens": 400, "stream": True}
     before = real.engine.stats()["pages_free"]
     with http.stream("POST", "/v1/chat/completions", json=body) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept: a dropped iterator closes the connection
+        next(lines)
     wait_for(lambda: real.engine.stats()["requests_aborted"] == 1)
     assert real.engine.stats()["pages_free"] == before
 
