@@ -154,7 +154,12 @@ class Engine:
         )
 
     def step(self) -> bool:
-        """Run one step and hand its deltas over; returns whether there is more to do."""
+        """Run one step and hand its deltas over; returns whether there is more to do.
+
+        Raises RuntimeError on a thread other than the engine's own, once that was started.
+        """
+        if self._thread not in (None, threading.current_thread()):
+            raise RuntimeError("the engine runs its steps on its own thread since it was started")
         self._take_requests()
         try:
             self._loop.step()

@@ -405,3 +405,11 @@ def test_stats_count() -> None:
     assert stats["generated_tokens"] == 10
     assert stats["requests_finished"] == 1
     assert stats["max_num_seqs"] == EngineConfig(max_num_seqs=4).max_num_seqs
+
+
+def test_a_started_engine_runs_its_own_steps() -> None:
+    with make_engine() as engine:
+        assert engine.step() is False
+        engine.start()
+        with pytest.raises(RuntimeError, match="own thread"):
+            engine.step()
