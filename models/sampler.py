@@ -8,7 +8,7 @@ from models.slot import Features
 from models.tiling import CHUNK, SampleTiles
 from tilert import Array
 
-__all__ = ["sample"]
+__all__ = ["sample", "score"]
 
 
 def sample(
@@ -49,6 +49,12 @@ def sample(
     ).run()
     if features.logprobs:
         _logprobs(batch)
+
+
+def score(batch: Batch, tiles: SampleTiles) -> None:
+    """Enqueue the log probabilities, by `batch.logits`, of the ids that the slots hold."""
+    _prepare_logprobs(batch, (1, tiles.chunks))
+    _logprobs(batch)
 
 
 def _draw(batch: Batch, logits: Array, tiles: SampleTiles) -> None:

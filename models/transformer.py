@@ -14,9 +14,9 @@ from models.kv_cache import KVCache
 from models.parameters import LayerParameters, Parameters, Progress
 from models.prompt import Prompt, PromptChunk
 from models.rope import rope_tables
-from models.sampler import sample
+from models.sampler import sample, score
 from models.scratch import Scratch
-from models.slot import PLAIN, Features
+from models.slot import PLAIN, Features, Slot
 from models.tiling import ProductTiles, tiling
 from models.weights import Checkpoint
 from tilert import Array, Device, DType, IndexMap
@@ -49,6 +49,8 @@ class Transformer:
         self._cos = tilert.from_numpy(cos, self.device)
         self._sin = tilert.from_numpy(sin, self.device)
         self._scratch: Scratch | None = None
+        # Tokens of the last prefill, whose activations are in the scratch.
+        self._prefilled = 0
 
     @classmethod
     def load(
@@ -148,7 +150,7 @@ class Transformer:
         last[: len(chunks)] = [chunk.stop - 1 for chunk in chunks]
         batch.positions.copy_from(last)
         rows = batch.rows[: len(chunks)].tolist()
-        count = sum(len(chunk.tokens) for chunk in chunks)
+        self._prefilled = count = sum(len(chunk.tokens) for chunk in chunks)
         # Recordings with draws serve greedy slots too.
         features = replace(batch.features, draws=True)
         size = self._tiling.recorded_prompt(count)
@@ -180,6 +182,30 @@ class Transformer:
         last = batch.scratch.x
         kernels.embedding(last.partition(1, last.shape[1]), prompt.last, scratch.x).run()
         self._sample(cache, last, batch, features, decoding=False)
+
+    def score(self, batch: Batch, first: int, targets: Sequence[int]) -> None:
+        """Log probabilities of tokens of the prompt chunk that the last prefill ran.
+
+        Leaves in `batch.logprobs` how likely targets[i] and other ids were after the chunk's token
+        number first + i. The batch's slots are overwritten.
+
+        Raises:
+            ValueError: if there are more targets than slots, or the last prefill had not as many
+                tokens.
+        """
+        if len(targets) > batch.size:
+            raise ValueError(f"a batch of {batch.size} slots cannot score {len(targets)} tokens")
+        if self._scratch is None or not 0 <= first <= self._prefilled - len(targets):
+            raise ValueError(f"the last prefill has no tokens {first}..{first + len(targets) - 1}")
+        slots = [
+            Slot(row=-1, token=int(token), position=first + place, logprobs=True)
+            for place, token in enumerate(targets)
+        ]
+        batch.set(slots + [Slot(row=-1, token=0, position=first)] * (batch.size - len(slots)))
+        x = batch.scratch.x
+        kernels.embedding(x.partition(1, x.shape[1]), batch.positions, self._scratch.x).run()
+        self._project_logits(x, batch)
+        score(batch, self._tiling.sampling(self.config.vocab_size))
 
     def _check_prefill(self, cache: KVCache, batch: Batch, chunks: Sequence[PromptChunk]) -> None:
         rows = batch.rows
@@ -349,7 +375,10 @@ class Transformer:
         self, cache: KVCache, x: Array, batch: Batch, features: Features, *, decoding: bool
     ) -> None:
         """Logits and the next id of each slot from its last token's residual stream."""
-        parameters = self.parameters
-        self._project(batch.logits, x, parameters.norm, parameters.head, batch.scratch)
+        self._project_logits(x, batch)
         tiles = self._tiling.sampling(self.config.vocab_size)
         sample(batch, cache.history, features, tiles, decoding=decoding)
+
+    def _project_logits(self, x: Array, batch: Batch) -> None:
+        parameters = self.parameters
+        self._project(batch.logits, x, parameters.norm, parameters.head, batch.scratch)

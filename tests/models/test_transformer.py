@@ -235,6 +235,28 @@ def test_several_prompts_in_one_prefill(
         assert error(logits, rig.prefill(tokens[: n + 1], row=row)) < 1e-5
 
 
+def test_scores_of_a_prompt(rig: Rig, weights: Weights, tokens: NDArray[np.int32]) -> None:
+    expected = reference(weights, tokens)
+    expected -= np.log(np.exp(expected).sum(axis=1, keepdims=True))
+    rig.prefill(tokens[:30])
+    rig.prefill(tokens[30:100], 30)
+    batch = rig.model.new_batch(rig.cache, 8)
+    for first, count in ((0, 8), (8, 8), (65, 5), (30, 1)):
+        following = tokens[31 + first : 31 + first + count]
+        rig.model.score(batch, first, following)
+        found = {name: array.numpy()[:count] for name, array in batch.logprobs.items()}
+        rows = expected[30 + first : 30 + first + count]
+        chosen = rows[np.arange(count), following]
+        np.testing.assert_allclose(found["chosen"], chosen, rtol=0, atol=1e-4)
+        best = np.sort(rows, axis=1)[:, ::-1][:, : found["top_values"].shape[1]]
+        np.testing.assert_allclose(found["top_values"], best, rtol=0, atol=1e-4)
+        assert found["top_ids"][:, 0].tolist() == rows.argmax(axis=1).tolist()
+    with pytest.raises(ValueError, match="8 slots cannot score 9 tokens"):
+        rig.model.score(batch, 0, tokens[:9])
+    with pytest.raises(ValueError, match=r"has no tokens 70\.\.70"):
+        rig.model.score(batch, 70, tokens[:1])
+
+
 def test_decode_from_the_first_token_on(rig: Rig, tokens: NDArray[np.int32]) -> None:
     """A sequence that was never prefilled, its ids and positions kept on the device."""
     batch = rig.model.new_batch(rig.cache, 1)
