@@ -1,9 +1,9 @@
 """A tile runtime: kernels written over tiles, ownership rules O1..O9, cpu and CUDA backends."""
 
-from tilert.annotations import Const, Dyn, Mut, Ref
+from tilert.annotations import Accumulate, Const, Dyn, Mut, Ref
 from tilert.array import Array, empty, from_numpy, full, zeros
 from tilert.device import Device, device
-from tilert.dtypes import DType, bf16, bool_, f16, f32, i32, i64, u8, u32
+from tilert.dtypes import DType, bf16, bool_, f8e4m3, f8e5m2, f16, f32, i8, i32, i64, u8, u32
 from tilert.errors import (
     CompileError,
     DeviceError,
@@ -14,15 +14,22 @@ from tilert.errors import (
     TilertError,
 )
 from tilert.event import Event
+from tilert.exchange import from_cuda_array, from_dlpack
 from tilert.graph import Graph, capture
 from tilert.index_map import IndexMap, UniqueIndex
 from tilert.kernel import Kernel, inline, kernel
+from tilert.loan import Loan
 from tilert.op import Op
+from tilert.opt_out import IndexProof, OptOut, audit
 from tilert.paged_index import DecodeIndex, PageTable
 from tilert.partition import Partition
+from tilert.piece_map import PieceMap
 from tilert.pinned import Pinned, pinned
+from tilert.repeated_index import RepeatedIndex
+from tilert.unsafe_kernel import UnsafeKernel, unsafe_kernel
 
 __all__ = [
+    "Accumulate",
     "Array",
     "CompileError",
     "Const",
@@ -34,28 +41,40 @@ __all__ = [
     "Event",
     "Graph",
     "IndexMap",
+    "IndexProof",
     "Kernel",
     "KernelError",
     "LaunchError",
+    "Loan",
     "MovedError",
     "Mut",
     "Op",
+    "OptOut",
     "OwnershipError",
     "PageTable",
     "Partition",
+    "PieceMap",
     "Pinned",
     "Ref",
+    "RepeatedIndex",
     "TilertError",
     "UniqueIndex",
+    "UnsafeKernel",
+    "audit",
     "bf16",
     "bool_",
     "capture",
     "device",
     "empty",
+    "f8e4m3",
+    "f8e5m2",
     "f16",
     "f32",
+    "from_cuda_array",
+    "from_dlpack",
     "from_numpy",
     "full",
+    "i8",
     "i32",
     "i64",
     "inline",
@@ -63,5 +82,6 @@ __all__ = [
     "pinned",
     "u8",
     "u32",
+    "unsafe_kernel",
     "zeros",
 ]

@@ -4,7 +4,7 @@ from typing import Any, Generic, TypeVar, TypeVarTuple
 
 from tilert.dtypes import DType
 
-__all__ = ["Const", "Dyn", "Mut", "Ref"]
+__all__ = ["Accumulate", "Const", "Dyn", "Mut", "Ref"]
 
 Dims = TypeVarTuple("Dims")
 T = TypeVar("T")
@@ -16,6 +16,23 @@ class Dyn:
     `Ref[Dyn]` makes axis 0 run time, `Ref[Dyn, Dyn]` axes 0 and 1; all other extents are
     compile-time constants of the specialisation.
     """
+
+
+class Accumulate:
+    """Marks a `Mut` whose pieces may overlap, since programs only update them (rules O2 and O7).
+
+    `Mut[Accumulate.Add]` is added to with `y.add(tile)`, and likewise `Max` and `Min`; it is
+    neither loaded nor stored to. Updates of one element happen one after the other, in any order.
+    """
+
+    class Add:
+        """`y.add(tile)`: f32, i32, u32 or i64."""
+
+    class Max:
+        """`y.max(tile)`: i32, u32 or i64."""
+
+    class Min:
+        """`y.min(tile)`: i32, u32 or i64."""
 
 
 class Mut(Generic[*Dims]):
@@ -37,9 +54,21 @@ class Mut(Generic[*Dims]):
         """The piece's present content; elements outside the array are 0."""
         raise NotImplementedError("Mut.load works only inside a kernel")
 
+    def pieces(self) -> Any:
+        """`for piece in y.pieces():` walks every piece that this program owns, in any order.
+
+        There are as many pieces as ever, and any number of programs. Inside the loop `piece` and
+        all other `Mut`s are the present piece; outside it the program holds none.
+        """
+        raise NotImplementedError("Mut.pieces works only inside a kernel")
+
     def store(self, tile: Any) -> None:
         """Write the piece. Float tiles round to the array's dtype."""
         raise NotImplementedError("Mut.store works only inside a kernel")
+
+    def add(self, tile: Any) -> None:
+        """Add to the piece, of a `Mut[Accumulate.Add]`; `max` and `min` likewise."""
+        raise NotImplementedError("Mut.add works only inside a kernel")
 
 
 class Ref(Generic[*Dims]):

@@ -1,26 +1,32 @@
 """Arrays: strided views of device memory, and the functions that make them."""
 
 import math
-import operator
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilert.device import Device
 from tilert.dtypes import DType, dtype_of
 from tilert.errors import DeviceError, OwnershipError
+from tilert.exchange import dlpack_device, export_dlpack
 from tilert.index_map import IndexMap
 from tilert.limits import MAX_AXES, MAX_BYTES
+from tilert.loan import Loan
 from tilert.ownership import Region, overlap
 from tilert.partition import Partition
+from tilert.piece_map import PieceMap
+from tilert.placement import Pieces
 from tilert.storage import Storage
+from tilert.strides import Shape, flatten, full_shape, point, reshape_strides, row_major
+
+if TYPE_CHECKING:
+    from tilert.repeat import Repeat
 
 __all__ = ["Array", "empty", "from_numpy", "full", "zeros"]
 
 Index = int | slice | EllipsisType
-Shape = tuple[int, ...]
 
 
 class Array:
@@ -36,10 +42,24 @@ class Array:
         offset: of element (0, ..., 0) in the storage, in elements.
         dtype: element type.
         readonly: why the array may not be written, or "" if it may.
+        grids: number of pieces on each axis for every tile that it has been partitioned by.
+        repeats: launches that write it first and may be made again; see `tilert.repeat`.
         types: what launches know of it by the run-time axes of a parameter; see `tilert.op`.
     """
 
-    __slots__ = ("_region", "dtype", "offset", "readonly", "shape", "storage", "strides", "types")
+    __slots__ = (
+        "__weakref__",
+        "_region",
+        "dtype",
+        "grids",
+        "offset",
+        "readonly",
+        "repeats",
+        "shape",
+        "storage",
+        "strides",
+        "types",
+    )
 
     def __init__(
         self,
@@ -59,6 +79,8 @@ class Array:
         self.offset = offset
         self.readonly = readonly
         self._region: Region | None = None
+        self.grids: dict[Shape, Shape] | None = None
+        self.repeats: dict[tuple[object, ...], Repeat] | None = None
         self.types: dict[frozenset[int], int] = {}
 
     def __repr__(self) -> str:
@@ -113,14 +135,17 @@ class Array:
             expected *= n
         return True
 
-    def check_free(self) -> None:
+    def check_free(self, write: bool = False) -> None:
         """Rule O5 before a use.
 
+        Args:
+            write: whether the use may write.
+
         Raises:
-            MovedError: if an op or a partition holds part of the memory.
+            MovedError: if an op, a partition or a borrower holds part of the memory.
         """
         if self.storage.holds:
-            self.storage.check_free(self.region)
+            self.storage.check_free(self.region, write)
 
     # Views
 
@@ -154,7 +179,7 @@ class Array:
                 shape.append(count)
                 strides.append(stride * step)
             else:
-                offset += _point(one, n, axis) * stride
+                offset += point(one, n, axis) * stride
         rest = len(keys)
         return self._view((*shape, *self.shape[rest:]), (*strides, *self.strides[rest:]), offset)
 
@@ -164,10 +189,10 @@ class Array:
         Raises:
             ValueError: if the sizes differ, or the elements' layout allows no such view.
         """
-        wanted = _full_shape(_flatten(shape), self)
+        wanted = full_shape(flatten(shape), self.shape)
         if self.is_contiguous:
-            return self._view(wanted, _row_major(wanted), self.offset)
-        strides = _reshape_strides(self, wanted)
+            return self._view(wanted, row_major(wanted), self.offset)
+        strides = reshape_strides(self.shape, self.strides, wanted)
         if strides is None:
             raise ValueError(
                 f"an array of shape {list(self.shape)} and strides {list(self.strides)} cannot be"
@@ -181,7 +206,7 @@ class Array:
         Raises:
             ValueError: if `axes` does not name every axis once.
         """
-        order = tuple(axis + self.ndim if axis < 0 else axis for axis in _flatten(axes))
+        order = tuple(axis + self.ndim if axis < 0 else axis for axis in flatten(axes))
         if sorted(order) != list(range(self.ndim)):
             raise ValueError(f"{list(order)} is no order of the axes of {list(self.shape)}")
         return self._view(
@@ -199,7 +224,7 @@ class Array:
         Raises:
             ValueError: if an axis of another extent would have to change.
         """
-        wanted = _flatten(shape)
+        wanted = flatten(shape)
         lead = len(wanted) - self.ndim
         if lead < 0 or any(n not in (1, w) for n, w in zip(self.shape, wanted[lead:], strict=True)):
             raise ValueError(f"cannot broadcast {list(self.shape)} to {list(wanted)}")
@@ -257,7 +282,7 @@ class Array:
         if dtype != self.dtype:
             raise ValueError(f"cannot copy {dtype.name} into an array of {self.dtype.name}")
         self.check_writable("copy_from")
-        self.check_free()
+        self.check_free(write=True)
         if isinstance(source, Array):
             self._copy_from_device(source)
         elif self.size:
@@ -279,6 +304,38 @@ class Array:
             call = self.device.copy_call(self, source)
             self.device.submit(call, ((self, True), (source, False)))
 
+    def lend(self, write: bool | None = None) -> Loan:
+        """Lend the memory for as long as the loan lives, after all enqueued work (rule O5).
+
+        Args:
+            write: whether the borrower may write; by default if the array may be written.
+
+        Raises:
+            As `Loan`.
+        """
+        return Loan(self, not self.readonly if write is None else write, "lend()")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack's device type and number."""
+        return dlpack_device(self)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A DLPack capsule. The array is lent until its taker lets go: to write, unless it is
+        read-only or a broadcast view; then both may read it.
+
+        Raises:
+            BufferError: if the taker wants what cannot be given.
+            As `Loan`.
+        """
+        return export_dlpack(self, stream, max_version, dl_device, copy)
+
     def check_writable(self, what: str) -> None:
         """Refuse `what` on an array that may not be written.
 
@@ -288,22 +345,56 @@ class Array:
         if self.readonly:
             raise OwnershipError(f"{what}: {self.readonly}")
         if self.region.overlaps_itself:
-            raise OwnershipError(
-                f"O3 alias xor mutate: {what} on an array of shape {list(self.shape)} and strides"
-                f" {list(self.strides)}, whose elements overlap each other; it cannot be written"
-            )
+            raise OwnershipError(self._overlaps_itself(what))
 
-    def partition(self, *tile: int) -> Partition:
+    def _overlaps_itself(self, what: str) -> str:
+        repeated = [
+            axis
+            for axis, (n, stride) in enumerate(zip(self.shape, self.strides, strict=True))
+            if n > 1 and stride == 0
+        ]
+        if repeated:
+            return (
+                f"O3 alias xor mutate: {what} on a broadcast view of shape {list(self.shape)}: axis"
+                f" {repeated[0]} repeats the same elements, so it cannot be written; write the"
+                " array that it was made of"
+            )
+        return (
+            f"O3 alias xor mutate: {what} on an array of shape {list(self.shape)} and strides"
+            f" {list(self.strides)}, whose elements overlap each other; it cannot be written"
+        )
+
+    def partition(
+        self,
+        *tile: int,
+        pieces: Pieces | None = None,
+        map: PieceMap | Callable[..., Any] | None = None,
+        grid: Sequence[int] | None = None,
+        programs: int | None = None,
+    ) -> Partition:
         """Move the array into pieces of shape `tile`, one for each program of a launch.
 
-        The grid is ceil(shape / tile) on every axis; pieces at the end may be partial.
+        The grid is ceil(shape / tile) on every axis; pieces at the end may be partial. With
+        `pieces` or `map` only the pieces that programs write move; the rest of the array stays
+        usable.
+
+        Args:
+            pieces: which pieces, by slices and ints as in indexing, one for each axis. Program
+                coordinates count them from 0; `y.index` in the kernel is the piece in the array.
+            map: the piece of each program, an affine function of its coordinates:
+                `lambda i, j: (j, i)`. It must give every program another piece.
+            grid: programs on each coordinate of `map`; by default as many as the array has pieces
+                for, where each axis follows one coordinate.
+            programs: how many programs walk the pieces, for a kernel with
+                `for piece in y.pieces()`; by default as many as the device runs at once.
 
         Raises:
-            LaunchError: if `tile` has not one positive size for each axis.
-            MovedError: if part of the array has moved already.
-            OwnershipError: if the array may not be written.
+            LaunchError: if `tile` has not one positive size for each axis, or the rest does not
+                fit the array.
+            MovedError: if part of it has moved already.
+            OwnershipError: if the array may not be written, or two programs would write one piece.
         """
-        return Partition(self, tile)
+        return Partition(self, tile, None, pieces, map, grid, programs)
 
     def partition_at(self, index_map: IndexMap, *tile: int) -> Partition:
         """Move the array into rows chosen by an injective map (rule O7).
@@ -328,7 +419,7 @@ def empty(shape: int | tuple[int, ...], dtype: DType, device: Device) -> Array:
         DeviceError: if the device has not enough memory.
         ValueError: if an extent is negative, or there are more than 32 axes.
     """
-    extents = _flatten((shape,))
+    extents = flatten((shape,))
     if any(n < 0 for n in extents):
         raise ValueError(f"negative extent in shape {list(extents)}")
     if len(extents) > MAX_AXES:
@@ -340,7 +431,7 @@ def empty(shape: int | tuple[int, ...], dtype: DType, device: Device) -> Array:
             " any machine"
         )
     storage = Storage(device, math.prod(extents) * dtype.itemsize)
-    return Array(storage, dtype, extents, _row_major(extents))
+    return Array(storage, dtype, extents, row_major(extents))
 
 
 def zeros(shape: int | tuple[int, ...], dtype: DType, device: Device) -> Array:
@@ -398,69 +489,3 @@ def from_numpy(source: np.ndarray[Any, Any], device: Device) -> Array:
     array = empty(source.shape, dtype_of(source.dtype), device)
     array.copy_from(source)
     return array
-
-
-def _flatten(shape: tuple[int | tuple[int, ...], ...]) -> Shape:
-    flat = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
-    return tuple(operator.index(n) for n in flat)  # type: ignore[arg-type]
-
-
-def _row_major(shape: Shape) -> Shape:
-    strides = [1] * len(shape)
-    for axis in range(len(shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * shape[axis + 1]
-    return tuple(strides)
-
-
-def _point(index: object, n: int, axis: int) -> int:
-    if isinstance(index, bool | np.bool_):
-        raise IndexError("bool indices are not supported; use ints and slices")
-    try:
-        at = operator.index(index)  # type: ignore[arg-type]
-    except TypeError:
-        raise IndexError(
-            f"index of axis {axis} must be an int or a slice, got {type(index).__name__}"
-        ) from None
-    if not -n <= at < n:
-        raise IndexError(f"index {at} is out of range for axis {axis} with {n} elements")
-    return at + n if at < 0 else at
-
-
-def _full_shape(shape: Shape, array: Array) -> Shape:
-    known = math.prod(n for n in shape if n != -1)
-    if shape.count(-1) == 1 and known and array.size % known == 0:
-        shape = tuple(array.size // known if n == -1 else n for n in shape)
-    if min(shape, default=0) < 0 or math.prod(shape) != array.size:
-        raise ValueError(
-            f"cannot reshape {list(array.shape)} ({array.size} elements) to {list(shape)}"
-        )
-    return shape
-
-
-def _reshape_strides(array: Array, shape: Shape) -> Shape | None:
-    """Strides of a reshaped view, or None: both shapes are cut into the smallest groups of axes of
-    equal size, and a group of old axes can be regrouped where it has one common step."""
-    old = [(n, s) for n, s in zip(array.shape, array.strides, strict=True) if n != 1]
-    strides: list[int] = []
-    at = 0
-    axis = 0
-    while axis < len(shape):
-        group = [shape[axis]]
-        axis += 1
-        if group == [1]:
-            strides.append(0)
-            continue
-        taken = [old[at]]
-        at += 1
-        while math.prod(group) != math.prod(n for n, _ in taken):
-            if math.prod(group) < math.prod(n for n, _ in taken):
-                group.append(shape[axis])
-                axis += 1
-            else:
-                taken.append(old[at])
-                at += 1
-        for (_, outer), (n, inner) in pairwise(taken):
-            if outer != n * inner:
-                return None
-        strides += [step * taken[-1][1] for step in _row_major(tuple(group))]
-    return tuple(strides)

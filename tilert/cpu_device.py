@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tilert.array import Array
     from tilert.backends.cpu import CpuKernel
     from tilert.graph import Recorder
+    from tilert.unsafe_kernel import UnsafeFunction
 
 __all__ = ["CpuDevice", "host_view"]
 
@@ -49,7 +50,7 @@ def host_view(array: "Array") -> np.ndarray[Any, Any]:
 class CpuLauncher:
     """A kernel for the cpu backend."""
 
-    def __init__(self, kernel: "CpuKernel") -> None:
+    def __init__(self, kernel: "CpuKernel | UnsafeFunction") -> None:
         self._kernel = kernel
 
     def bind(
@@ -57,6 +58,7 @@ class CpuLauncher:
         arrays: "Sequence[Array]",
         index_maps: "Mapping[int, Array]",
         grid: tuple[int, ...],
+        programs: int | None = None,
     ) -> Callable[[], None]:
         """See `tilert.device.Launcher`."""
         maps = {position: host_view(index) for position, index in index_maps.items()}
@@ -67,6 +69,9 @@ class CpuDevice(Device):
     """The host's processor."""
 
     kind = "cpu"
+    # Where tiles are as long as what comes in, each length has kernels of its own, with tens of
+    # kilobytes of code and constants, which are soon made again.
+    kept_launchers = 1024
 
     def __init__(self) -> None:
         super().__init__("cpu")
@@ -83,7 +88,10 @@ class CpuDevice(Device):
     def compile(self, function: ir.Function) -> Launcher:
         """See `Device`."""
         from tilert.backends import cpu
+        from tilert.unsafe_kernel import UnsafeFunction
 
+        if isinstance(function, UnsafeFunction):
+            return CpuLauncher(function)
         return CpuLauncher(cpu.compile(function))
 
     def upload(self, target: "Array", source: np.ndarray[Any, Any]) -> None:

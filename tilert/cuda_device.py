@@ -135,6 +135,7 @@ class CudaLauncher:
         arrays: "Sequence[Array]",
         index_maps: "Mapping[int, Array]",
         grid: tuple[int, ...],
+        programs: int | None = None,
     ) -> Callable[[], None]:
         """See `tilert.device.Launcher`."""
         values: list[int] = []
@@ -149,8 +150,10 @@ class CudaLauncher:
                 values.append(arrays[param].strides[axis])
             else:
                 values.append(grid[axis])
+        pieces = math.prod(grid)
+        blocks = pieces if programs is None else min(programs, pieces)
         return driver.Launch(
-            self._handle, math.prod(grid), self._threads, self._shared_bytes, self._device.stream,
+            self._handle, blocks, self._threads, self._shared_bytes, self._device.stream,
             values,
         )  # fmt: skip
 
@@ -186,6 +189,7 @@ class CudaDevice(Device):
         self.arch = arch_of(self._capability)
         self._max_shared = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         self._max_pitch = self._attribute("MAX_PITCH")
+        self.concurrent = self._attribute("MULTIPROCESSOR_COUNT")
         self.garbage: deque[tuple[Callable[[Any], None], Any]] = deque()
         self.enter()
         self.stream = driver.create_stream()
@@ -357,9 +361,9 @@ class CudaDevice(Device):
 
     def compile(self, function: ir.Function) -> Launcher:
         """See `Device`; the cubin comes from the disk cache where it can."""
-        from tilert.codegen import generate
+        from tilert.unsafe_kernel import cuda_source
 
-        source = generate(function, self.arch)
+        source = cuda_source(function, self.arch)
         if source.shared_bytes > self._max_shared:
             raise LaunchError(
                 f"kernel '{function.name}' needs {source.shared_bytes} bytes of shared memory,"
@@ -378,6 +382,20 @@ class CudaDevice(Device):
         with self.lock:
             self.refuse_in_capture("recording an event")
             return CudaEvent(self, timing)
+
+    def after_work(self, done: Callable[[], None]) -> None:
+        """See `Device`."""
+        self.garbage.append((self._finish, done))
+
+    def _finish(self, done: Callable[[], None]) -> None:
+        driver.synchronize_stream(self.stream)
+        done()
+
+    def wait_for_stream(self, stream: int | None) -> None:
+        """See `Device`."""
+        if stream is not None:
+            self.enter()
+            driver.synchronize_stream(driver.stream_of(stream))
 
     def synchronize(self) -> None:
         """See `Device`."""

@@ -41,12 +41,14 @@ class Launcher(Protocol):
         arrays: "Sequence[Array]",
         index_maps: "Mapping[int, Array]",
         grid: tuple[int, ...],
+        programs: int | None = None,
     ) -> Callable[[], None]:
         """A call that enqueues the kernel over `grid`. It may be made any number of times.
 
         Args:
             arrays: one per `ir.Param`, by position.
             index_maps: i32 array of row numbers for each indexed `Mut`, by position.
+            programs: how many programs walk the pieces of the grid, for kernels that walk them.
         """
 
 
@@ -59,18 +61,25 @@ class Device(ABC):
     Attributes:
         kind: "cpu" or "cuda".
         name: what `device(name)` takes, such as "cuda:0".
+        concurrent: how many programs run at once, of kernels that walk their pieces.
         lock: held while work is enqueued, and throughout a capture.
         recorder: set during a capture.
+        launchers: compiled kernels by what tells them apart.
+        kept_launchers: how many of them are kept for certain, and at most twice as many in all;
+            None to keep every one.
     """
 
     kind: str
     name: str
+    concurrent: int = 1
+    kept_launchers: int | None = None
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.lock = threading.RLock()
         self.recorder: Recorder | None = None
         self.launchers: dict[object, Launcher] = {}
+        self._older: dict[object, Launcher] = {}
         self._compiling = threading.Lock()
 
     def __repr__(self) -> str:
@@ -83,8 +92,18 @@ class Device(ABC):
             with self._compiling:
                 found = self.launchers.get(key)
                 if found is None:
-                    found = self.launchers[key] = self.compile(specialize())
+                    found = self._older.pop(key, None) or self.compile(specialize())
+                    self._keep(key, found)
         return found
+
+    def _keep(self, key: object, launcher: Launcher) -> None:
+        """Add to `launchers`; those not asked for since the last two times it was full go.
+
+        Two generations and no order of use: a launch looks its key up in a plain dict.
+        """
+        if self.kept_launchers is not None and len(self.launchers) >= self.kept_launchers:
+            self._older, self.launchers = self.launchers, {}
+        self.launchers[key] = launcher
 
     def submit(self, call: Callable[[], None], uses: Iterable[Use], keep: object = None) -> None:
         """Enqueue `call`, or record it during a capture.
@@ -157,6 +176,15 @@ class Device(ABC):
         Args:
             timing: whether `Event.since` may be asked about it.
         """
+
+    def after_work(self, done: Callable[[], None]) -> None:
+        """Call `done` once all work enqueued so far is complete. May be called by finalisers."""
+        done()
+
+    def wait_for_stream(self, stream: int | None) -> None:
+        """Wait for another library's work, on the stream of that address or number."""
+        if stream is not None:
+            self.synchronize()
 
     @abstractmethod
     def synchronize(self) -> None:

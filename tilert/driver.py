@@ -129,6 +129,17 @@ def create_stream() -> Handle:
     return _call("cuStreamCreate", int(_cu().CUstream_flags.CU_STREAM_NON_BLOCKING))
 
 
+def stream_of(number: int) -> Handle:
+    """Another library's stream by its address; 1 is the legacy default, 2 that of the thread."""
+    return _cu().CUstream(number)
+
+
+def pointer_device(address: int) -> int:
+    """Number of the GPU that has the memory at an address."""
+    attribute = _cu().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(_call("cuPointerGetAttribute", attribute, address))
+
+
 def synchronize_stream(stream: Handle) -> None:
     """Wait for everything enqueued on a stream."""
     _call("cuStreamSynchronize", stream)

@@ -7,12 +7,16 @@ import ml_dtypes
 import numpy as np
 
 __all__ = [
+    "DTYPES",
     "DType",
     "bf16",
     "bool_",
     "dtype_of",
+    "f8e4m3",
+    "f8e5m2",
     "f16",
     "f32",
+    "i8",
     "i32",
     "i64",
     "promote",
@@ -42,13 +46,26 @@ class DType:
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy dtype that stores it (bf16 through ml_dtypes)."""
+        """The NumPy dtype that stores it (bf16 and the 8-bit floats through ml_dtypes)."""
         return _NUMPY[self.name]
 
     @property
     def is_float(self) -> bool:
         """Whether it is a floating-point type."""
         return self.kind == "f"
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it is a float that operations widen to f32, rounding their result once."""
+        return self.kind == "f" and self.bits < 32
+
+    @property
+    def largest(self) -> float:
+        """The largest finite number of the type."""
+        if self.kind == "f":
+            info: Any = ml_dtypes.finfo  # It has no annotations.
+            return float(info(self.numpy).max)
+        return 1 if self.kind == "b" else (1 << (self.bits - (self.kind == "i"))) - 1
 
     @property
     def is_int(self) -> bool:
@@ -62,8 +79,11 @@ class DType:
 f32 = DType("f32", "f", 32)
 bf16 = DType("bf16", "f", 16)
 f16 = DType("f16", "f", 16)
+f8e4m3 = DType("f8e4m3", "f", 8)
+f8e5m2 = DType("f8e5m2", "f", 8)
 i64 = DType("i64", "i", 64)
 i32 = DType("i32", "i", 32)
+i8 = DType("i8", "i", 8)
 u32 = DType("u32", "u", 32)
 u8 = DType("u8", "u", 8)
 bool_ = DType("bool", "b", 8)
@@ -72,13 +92,17 @@ _NUMPY: dict[str, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "f16": np.dtype(np.float16),
+    "f8e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "f8e5m2": np.dtype(ml_dtypes.float8_e5m2),
     "i64": np.dtype(np.int64),
     "i32": np.dtype(np.int32),
+    "i8": np.dtype(np.int8),
     "u32": np.dtype(np.uint32),
     "u8": np.dtype(np.uint8),
     "bool": np.dtype(np.bool_),
 }
-_BY_NUMPY = {_NUMPY[dtype.name]: dtype for dtype in (f32, bf16, f16, i64, i32, u32, u8, bool_)}
+DTYPES = (f32, bf16, f16, f8e4m3, f8e5m2, i64, i32, i8, u32, u8, bool_)
+_BY_NUMPY = {_NUMPY[dtype.name]: dtype for dtype in DTYPES}
 
 
 def dtype_of(dtype: np.dtype[Any]) -> DType:
@@ -97,7 +121,7 @@ def dtype_of(dtype: np.dtype[Any]) -> DType:
 def promote(a: DType, b: DType) -> DType | None:
     """The common type of two operands, or None where a cast must be written.
 
-    Floats take the wider type, bf16 with f16 gives f32; everything else must agree.
+    Floats take the wider type, two of one width give f32; everything else must agree.
     """
     if a == b:
         return a

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilert.errors import LaunchError, OwnershipError
+from tilert.opt_out import IndexProof
 
 if TYPE_CHECKING:
     from tilert.array import Array
     from tilert.device import Device
 
-__all__ = ["IndexMap", "UniqueIndex"]
+__all__ = ["MAY_REPEAT", "IndexMap", "UniqueIndex"]
 
 _READONLY = (
     "O7 indexed pieces: this array belongs to an index map, whose entries must stay unique;"
@@ -18,22 +19,57 @@ _READONLY = (
 )
 
 
+# The proof of a type that looks at every row.
+_CHECKED = object()
+# Stands where nothing is proven: only `Mut`s that are accumulated into may be placed so.
+MAY_REPEAT = object()
+
+
+def _proves(proof: object) -> bool:
+    return proof is _CHECKED or isinstance(proof, IndexProof)
+
+
 class IndexMap:
     """Where `Array.partition_at` puts its pieces.
 
-    Whoever makes one, or writes its array, guarantees that no non-negative entry occurs twice. Only
-    types that own that proof do so; users read `array`.
+    No non-negative entry occurs twice. A type that has a proof of that, and alone writes the array,
+    names it: `class Mine(IndexMap, proof=IndexProof("Mine", "..."))`. Users read `array`.
 
     Attributes:
         upper: every entry is below it.
     """
 
+    _proof: object = None
+
+    def __init_subclass__(cls, proof: object = None) -> None:
+        """Subclasses have the proof of their base, or give one.
+
+        Raises:
+            OwnershipError: without either.
+        """
+        cls._proof = proof or cls._proof
+        if cls._proof is not MAY_REPEAT and not _proves(cls._proof):
+            raise OwnershipError(
+                f"O7 indexed pieces: the index map type '{cls.__name__}' does not say why its rows"
+                " are distinct; give proof=IndexProof(name, reason)"
+            )
+
     def __init__(self, array: "Array", upper: int) -> None:
+        if self._proof is None:
+            raise OwnershipError(
+                "O7 indexed pieces: an IndexMap by itself proves nothing; use UniqueIndex.checked"
+                " or a PageTable"
+            )
         self._entries = array
         self.upper = upper
 
     def __len__(self) -> int:
         return self._entries.shape[0]
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether nothing is proven of the rows, so that two programs may have one piece."""
+        return self._proof is MAY_REPEAT
 
     @property
     def array(self) -> "Array":
@@ -58,11 +94,17 @@ class IndexMap:
             )
 
 
-class UniqueIndex(IndexMap):
-    """An index map whose entries the host has checked."""
+class UniqueIndex(IndexMap, proof=_CHECKED):
+    """An index map whose entries the host has checked. `UniqueIndex.checked` makes one."""
 
-    def __init__(self, array: "Array", upper: int) -> None:
-        super().__init__(array, upper)
+    def __init__(self, array: "Array", upper: int, proof: object = None) -> None:
+        if not _proves(proof):
+            raise OwnershipError(
+                "O7 indexed pieces: UniqueIndex.checked(values, device) makes an index map; it"
+                " looks at every row"
+            )
+        self._entries = array
+        self.upper = upper
         self._limit: int | None = None
 
     @classmethod
@@ -76,15 +118,20 @@ class UniqueIndex(IndexMap):
             OwnershipError: if a row occurs twice.
             ValueError: if `values` are not integers on one axis that fit in 32 bits.
         """
-        entries = _validated(values)
-        return cls.trusted(entries, device)
+        return cls._of(_validated(values), device, _CHECKED)
 
     @classmethod
-    def trusted(cls, entries: np.ndarray[Any, Any], device: "Device") -> "UniqueIndex":
-        """As `checked`, for int32 entries that the calling type has proven unique itself."""
+    def trusted(
+        cls, entries: np.ndarray[Any, Any], device: "Device", proof: IndexProof
+    ) -> "UniqueIndex":
+        """As `checked`, for int32 entries that nobody looks at: an opt-out (rule O9)."""
+        return cls._of(entries, device, proof)
+
+    @classmethod
+    def _of(cls, entries: np.ndarray[Any, Any], device: "Device", proof: object) -> "UniqueIndex":
         from tilert.array import from_numpy
 
-        return cls(from_numpy(entries, device), int(entries.max(initial=-1)) + 1)
+        return cls(from_numpy(entries, device), int(entries.max(initial=-1)) + 1, proof)
 
     def update(self, values: np.ndarray[Any, Any]) -> None:
         """Replace the entries, as many as before; work enqueued earlier still sees the old ones.

@@ -129,6 +129,9 @@ class Param:
         tile: piece shape of a Mut, None for a Ref.
         indexed: whether axis 0 of a Mut is placed through an index map (rule O7).
         aligned: whether the base address is a multiple of 16 bytes.
+        accumulate: "add", "max" or "min" for a Mut that is only updated so (rules O2, O7).
+        place: for each axis of a Mut the number of a program's piece, as (start, a step for each
+            program coordinate); None where it is the program's coordinate on that axis.
     """
 
     name: str
@@ -140,6 +143,8 @@ class Param:
     tile: tuple[int, ...] | None = None
     indexed: bool = False
     aligned: bool = True
+    place: tuple[tuple[int, tuple[int, ...]], ...] | None = None
+    accumulate: str = ""
 
 
 @dataclass(frozen=True)
@@ -205,7 +210,8 @@ def format_function(function: Function) -> str:
     for p in function.params:
         lines.append(
             f"  {p.kind} {p.name}: {p.dtype.name} shape={p.shape} strides={p.strides}"
-            f" tile={p.tile} indexed={p.indexed} aligned={p.aligned}"
+            f" tile={p.tile} indexed={p.indexed} aligned={p.aligned} place={p.place}"
+            f" accumulate={p.accumulate!r}"
         )
 
     def emit(block: Block, depth: int) -> None:

@@ -2,26 +2,30 @@
 
 import functools
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tilert.constant import constant_key
-from tilert.errors import LaunchError
 from tilert.frontend.captured import Captured, Outside, Reads
-from tilert.frontend.check import MISSING, TOO_LARGE, ParamDecl, check_body, fits, read_params
+from tilert.frontend.check import check_body, read_params
 from tilert.frontend.inline import Inline
+from tilert.frontend.pieces import walks
 from tilert.frontend.source import read_source
 from tilert.frontend.trace_kernel import trace_kernel
-from tilert.frontend.values import describe
 from tilert.ir import Function, Param
+from tilert.signature import Signature
 
 if TYPE_CHECKING:
-    from tilert.op import Op, Plan
+    from tilert.op import Plan
 
 __all__ = ["Kernel", "inline", "kernel"]
 
+_KEPT_SPECIALISATIONS = 64
+"""Of one kernel, for other devices: a device has what it has compiled."""
 
-class Kernel:
+
+class Kernel(Signature):
     """A decorated kernel. Calling it with partitions, arrays and constants gives a lazy `Op`.
 
     Attributes:
@@ -31,84 +35,23 @@ class Kernel:
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.source = read_source(fn, "tilert.kernel")
-        self.name = fn.__name__
+        super().__init__(fn.__name__, read_params(fn, self.source))
         self.__doc__ = fn.__doc__
-        self.decls: list[ParamDecl] = read_params(fn, self.source)
         self._fn = fn
         self._captured = Captured()
-        self._cache: dict[Any, Function] = {}
+        self._cache: OrderedDict[Any, Function] = OrderedDict()
         self._lock = threading.Lock()
-        self._places = {d.name: place for place, d in enumerate(self.decls)}
-        self._defaults = [d.default for d in self.decls]
-        self._consts = [(place, d) for place, d in enumerate(self.decls) if d.kind == "const"]
         check_body(self.source, self.decls, Outside(fn, Reads()))
-
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Values of the parameters in order.
-
-        Raises:
-            LaunchError: for missing, unknown or surplus arguments, or a Const of another type.
-        """
-        given = len(args)
-        if given > len(self.decls):
-            raise LaunchError(
-                f"kernel '{self.name}' takes {len(self.decls)} arguments, {given} are given"
-            )
-        values: list[Any] = [*args, *self._defaults[given:]]
-        known = True
-        for name, named in kwargs.items():
-            place = self._places.get(name, -1)
-            if place >= given:
-                values[place] = named
-            elif place >= 0:
-                raise LaunchError(f"kernel '{self.name}': argument '{name}' is given twice")
-            else:
-                known = False
-        if not known or len(kwargs) + given < len(values):
-            self._check_given(values, kwargs)
-        for place, d in self._consts:
-            value: Any = values[place]
-            kind = type(value)
-            if kind is not d.const_type or (kind is int and not -(2**63) <= value < 2**64):
-                values[place] = self._constant(d, value)
-        return values
-
-    def _check_given(self, values: list[Any], kwargs: dict[str, Any]) -> None:
-        for d, value in zip(self.decls, values, strict=True):
-            if value is MISSING:
-                raise LaunchError(f"kernel '{self.name}': argument '{d.name}' is missing")
-        unknown = sorted(kwargs.keys() - self._places.keys())
-        if unknown:
-            raise LaunchError(
-                f"kernel '{self.name}' has no parameter {', '.join(map(repr, unknown))}"
-            )
-
-    def _constant(self, d: ParamDecl, value: Any) -> Any:
-        if type(value) is int and d.const_type is not bool:
-            if not fits(value, d.const_type):
-                raise LaunchError(f"kernel '{self.name}': '{d.name}' {TOO_LARGE[d.const_type]}")
-            return d.const_type(value)
-        if isinstance(value, int) and d.const_type is float and not isinstance(value, bool):
-            return float(value)
-        if type(value) is not d.const_type:
-            raise LaunchError(
-                f"kernel '{self.name}': '{d.name}' is a compile-time {d.const_type.__name__}, "
-                f"got {describe(value)}"
-            )
-        return value
 
     @functools.cached_property
     def plan(self) -> "Plan":
         """What launches need to know of the parameters."""
         from tilert.op import Plan
 
-        return Plan(self.decls)
+        return Plan(self.decls, walks(self.source, self.decls))
 
     def captured(self) -> int:
-        """Number of the state that the values outside the body make (see docs/language.md).
-
-        Specialisations of one state have read the same values; a changed value gives another.
-        """
+        """See `Signature`."""
         return self._captured.number()
 
     def specialize(
@@ -117,7 +60,7 @@ class Kernel:
         grid: tuple[int | None, ...],
         consts: tuple[tuple[str, Any], ...],
     ) -> Function:
-        """The typed IR for given array types, grid and constants; equal arguments share it.
+        """The typed IR for given array types, grid and constants; equal arguments mostly share it.
 
         Args:
             params: the array parameters in order.
@@ -137,12 +80,11 @@ class Kernel:
                 function = trace_kernel(self.source, outside, params, grid, dict(consts))
                 state.reads.add(reads)
                 self._cache[key] = function
+                if len(self._cache) > _KEPT_SPECIALISATIONS:
+                    self._cache.popitem(last=False)
+            else:
+                self._cache.move_to_end(key)
         return function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> "Op":
-        from tilert.op import make_op
-
-        return make_op(self, self.bind(args, kwargs))
 
     def __repr__(self) -> str:
         return f"<tilert kernel {self.name}>"

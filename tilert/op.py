@@ -12,47 +12,15 @@ from tilert.device import Device, Use
 from tilert.errors import LaunchError, MovedError, OwnershipError, TilertError
 from tilert.limits import MAX_EXTENT
 from tilert.ownership import Place, caller, check_alias, check_free
+from tilert.parameters import Decl, Plan
 from tilert.partition import Partition
 from tilert.pending import note_pending
+from tilert.repeat import Repeat, keep, repeat_key
+from tilert.repeated_index import check_repeats
 
 __all__ = ["Op", "Plan", "make_op"]
 
 Extents: TypeAlias = tuple[int | None, ...]
-
-
-class _Decl(Protocol):
-    """What an op needs to know of a declared parameter."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def dyn(self) -> frozenset[int]: ...
-
-
-class Plan:
-    """The parameters of a kernel by kind, so that a launch need not sort them.
-
-    Attributes:
-        muts, refs: (place in the signature, place among the arrays, declaration).
-        consts: places in the signature.
-        arrays: places of all arrays.
-    """
-
-    __slots__ = ("arrays", "consts", "muts", "refs", "run_time")
-
-    def __init__(self, decls: Sequence[_Decl]) -> None:
-        self.arrays = [place for place, d in enumerate(decls) if d.kind != "const"]
-        of_kind: dict[str, list[tuple[int, int, _Decl]]] = {"mut": [], "ref": []}
-        for number, place in enumerate(self.arrays):
-            of_kind[decls[place].kind].append((place, number, decls[place]))
-        self.muts = of_kind["mut"]
-        self.refs = of_kind["ref"]
-        self.consts = [place for place, d in enumerate(decls) if d.kind == "const"]
-        # Axes whose extent is run time where no Mut has an index map and none is padded.
-        dyns = [d.dyn for _, _, d in self.muts]
-        self.run_time: frozenset[int] = frozenset.intersection(*dyns) if dyns else frozenset()
 
 
 class _Kernel(Protocol):
@@ -147,7 +115,7 @@ class Op:
                 own = [mut.hold for mut in muts]
                 others = [hold for hold in list(holds) if hold not in own]
                 try:
-                    check_free(others, ref.region)
+                    check_free(others, ref.region, write=False)
                 except MovedError as error:
                     error.add_note(f"read by op '{self.kernel}' created at {self.place}")
                     raise
@@ -191,8 +159,21 @@ def make_op(kernel: _Kernel, values: Sequence[Any]) -> Op:
         CompileError: if the device compiler fails.
     """
     taken: list[Partition] = []
+    place = caller(2)
     try:
-        return _make_op(kernel, values, caller(2), taken)
+        key = None
+        plan = kernel.plan
+        first = values[plan.mut_places[0]]
+        if type(first) is Partition:
+            repeats = first.array.repeats
+            if repeats is None:
+                first.array.repeats = {}
+            else:
+                key = repeat_key(kernel, plan, values)
+                repeat = repeats.get(key) if key is not None else None
+                if repeat is not None:
+                    return _again(kernel, values, place, taken, repeat)
+        return _make_op(kernel, values, place, taken, key)
     except BaseException:
         # A failed call must not keep the arrays for as long as its traceback lives.
         for mut in taken:
@@ -200,7 +181,31 @@ def make_op(kernel: _Kernel, values: Sequence[Any]) -> Op:
         raise
 
 
-def _make_op(kernel: _Kernel, values: Sequence[Any], place: Place, taken: list[Partition]) -> Op:
+def _again(
+    kernel: _Kernel, values: Sequence[Any], place: Place, taken: list[Partition], repeat: Repeat
+) -> Op:
+    """An op like an earlier one: rules O3 and O5, for what may have moved since."""
+    plan, name = kernel.plan, kernel.name
+    for at in plan.mut_places:
+        mut = values[at]
+        mut.move_to(name, place)
+        taken.append(mut)
+    refs = [values[at] for at in plan.ref_places]
+    for ref in refs:
+        if ref.storage.holds:
+            _check_ownership(kernel, values)
+            break
+    device = taken[0].array.storage.device
+    return Op(name, place, device, repeat.call, taken, repeat.maps + refs if repeat.maps else refs)
+
+
+def _make_op(
+    kernel: _Kernel,
+    values: Sequence[Any],
+    place: Place,
+    taken: list[Partition],
+    repeat: tuple[object, ...] | None,
+) -> Op:
     plan = kernel.plan
     arrays: list[Any] = [values[at] for at in plan.arrays]
     maps: dict[int, Array] = {}
@@ -210,8 +215,9 @@ def _make_op(kernel: _Kernel, values: Sequence[Any], place: Place, taken: list[P
     refs: list[Array] = []
     grid: tuple[int, ...] | None = None
     device: Device | None = None
-    held = several = False
+    held = several = placed = False
     alike = True
+    programs: int | None = None
     for at, position, decl in plan.muts:
         mut = values[at]
         if not isinstance(mut, Partition):
@@ -226,8 +232,15 @@ def _make_op(kernel: _Kernel, values: Sequence[Any], place: Place, taken: list[P
             several = several or array.storage.device is not device
         index_map = mut.index_map
         if index_map is not None:
+            check_repeats(kernel.name, decl.name, decl.accumulate, index_map)
             maps[position] = entries = index_map.array
             refs.append(entries)
+        if mut.programs is not None:
+            programs = _programs(kernel, decl, mut, programs)
+        placement = mut.placement
+        if placement is not None:
+            placed = True
+            key.append(placement.place)
         number = array.types.get(decl.dyn) or _type(kernel, decl, array)
         key += (mut.tile, index_map is None, number)
     if grid is None or device is None:
@@ -251,16 +264,16 @@ def _make_op(kernel: _Kernel, values: Sequence[Any], place: Place, taken: list[P
         _check_ownership(kernel, values)
     if not alike:
         grid = _common_grid(kernel, taken)
-    programs = math.prod(grid)
-    if programs == 0:
+    count = math.prod(grid)
+    if count == 0:
         return Op(kernel.name, place, device, _nothing, taken, refs)
-    if programs > MAX_EXTENT:
+    if count > MAX_EXTENT:
         raise LaunchError(
-            f"kernel '{kernel.name}' would run {programs} programs, more than 2^31 - 1; use larger"
+            f"kernel '{kernel.name}' would run {count} programs, more than 2^31 - 1; use larger"
             " tiles"
         )
     static_grid: Extents = grid
-    if maps or not alike:
+    if maps or placed or not alike:
         static_grid = _static_grid(kernel, taken, grid)
     elif plan.run_time:
         static_grid = tuple([None if i in plan.run_time else n for i, n in enumerate(grid)])
@@ -270,14 +283,21 @@ def _make_op(kernel: _Kernel, values: Sequence[Any], place: Place, taken: list[P
         launcher = device.launcher(
             found, lambda: kernel.specialize(*_specialisation(kernel, values, static_grid))
         )
-    return Op(kernel.name, place, device, launcher.bind(arrays, maps, grid), taken, refs)
+    if plan.walks:
+        call = launcher.bind(arrays, maps, grid, programs or device.concurrent)
+    else:
+        call = launcher.bind(arrays, maps, grid)
+    if repeat is not None:
+        named = [*arrays, *[mut.index_map for mut in taken if mut.index_map is not None]]
+        keep(taken[0].array, repeat, call, list(maps.values()), named)
+    return Op(kernel.name, place, device, call, taken, refs)
 
 
 def _nothing() -> None:
     """The work of a launch whose grid is empty."""
 
 
-def _wrong_mut(kernel: _Kernel, decl: _Decl, value: object) -> LaunchError:
+def _wrong_mut(kernel: _Kernel, decl: Decl, value: object) -> LaunchError:
     if isinstance(value, Array):
         tile = ", ".join(f"tile{axis}" for axis in range(value.ndim))
         return LaunchError(
@@ -290,7 +310,7 @@ def _wrong_mut(kernel: _Kernel, decl: _Decl, value: object) -> LaunchError:
     )
 
 
-def _wrong_ref(kernel: _Kernel, decl: _Decl, value: object) -> LaunchError:
+def _wrong_ref(kernel: _Kernel, decl: Decl, value: object) -> LaunchError:
     hint = ""
     if isinstance(value, Partition):
         hint = "; the kernel only reads it, so pass the array"
@@ -300,6 +320,22 @@ def _wrong_ref(kernel: _Kernel, decl: _Decl, value: object) -> LaunchError:
         f"argument '{decl.name}' of kernel '{kernel.name}' must be an Array, got"
         f" {type(value).__name__}{hint}"
     )
+
+
+def _programs(kernel: _Kernel, decl: Decl, mut: Partition, others: int | None) -> int:
+    """How many programs the partition asks for; all of a launch agree."""
+    if not kernel.plan.walks:
+        raise LaunchError(
+            f"O2 disjoint pieces: '{decl.name}' was partitioned for {mut.programs} programs, but"
+            f" each program of kernel '{kernel.name}' writes one piece; leave programs= out, or"
+            f" write `for piece in {decl.name}.pieces()` in the kernel"
+        )
+    if mut.programs is None or others not in (None, mut.programs):
+        raise OwnershipError(
+            f"O2 disjoint pieces: the Muts of kernel '{kernel.name}' were partitioned for {others}"
+            f" and for {mut.programs} programs; the pieces of all are walked together"
+        )
+    return mut.programs
 
 
 def _several_devices(kernel: _Kernel, arrays: list[Array]) -> LaunchError:
@@ -320,7 +356,7 @@ def _check_ownership(kernel: _Kernel, values: Sequence[Any]) -> None:
             continue
         for written, mut in pairs:
             if written.kind == "mut" and mut.array.storage is array.storage:
-                check_alias(kernel.name, written.name, mut.array.region, decl.name, array.region)
+                check_alias(kernel.name, written.name, mut.region, decl.name, array.region)
         try:
             array.check_free()
         except OwnershipError as error:
@@ -355,6 +391,8 @@ def _static_grid(kernel: _Kernel, muts: list[Partition], grid: tuple[int, ...]) 
     unknown = set(range(len(grid)))
     for (_, _, decl), mut in zip(kernel.plan.muts, muts, strict=True):
         varying = decl.dyn if mut.index_map is None else decl.dyn | {0}
+        if mut.placement is not None:
+            varying = mut.placement.run_time_axes(decl.dyn)
         # Where the grid is padded for this Mut, its extent is 1.
         unknown &= {axis for axis in varying if axis < len(mut.grid)}
     if not unknown:
@@ -371,7 +409,7 @@ _views: dict[tuple[object, ...], int] = {}
 _MAX_VIEWS = 1 << 16
 
 
-def _type(kernel: _Kernel, decl: _Decl, array: Array) -> int:
+def _type(kernel: _Kernel, decl: Decl, array: Array) -> int:
     """A number for each type that a launch has met, from 1; hashing it is cheap."""
     view = array.dtype.name, array.shape, array.strides, array.address % 16, decl.dyn
     number = _views.get(view)
@@ -384,7 +422,7 @@ def _type(kernel: _Kernel, decl: _Decl, array: Array) -> int:
     return number
 
 
-def _array_type(kernel: _Kernel, decl: _Decl, array: Array) -> _Type:
+def _array_type(kernel: _Kernel, decl: Decl, array: Array) -> _Type:
     shape: Extents = array.shape
     strides: Extents = array.strides
     if max(array.shape, default=0) > MAX_EXTENT:
@@ -421,11 +459,12 @@ def _specialisation(
         array = value.array if mut is not None else value
         _, shape, strides, aligned = _array_type(kernel, decl, array)
         tile = mut.tile if mut is not None else None
+        placement = mut.placement if mut is not None else None
         indexed = mut is not None and mut.index_map is not None
         params.append(
             ir.Param(
                 decl.name, len(params), decl.kind, array.dtype, shape, strides, tile, indexed,
-                aligned,
+                aligned, placement.place if placement is not None else None, decl.accumulate,
             )
         )  # fmt: skip
     return tuple(params), grid, tuple(consts)

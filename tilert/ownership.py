@@ -6,17 +6,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
-
-import numpy as np
 
 from tilert.errors import MovedError, OwnershipError
+from tilert.lattice import TooHardError, collision, solve
 
 __all__ = ["Hold", "Place", "Region", "caller", "check_alias", "check_free", "overlap"]
-
-# Work bound of NumPy's exact overlap solver. Views made by slicing and permuting arrays are solved
-# within a handful of steps; what is harder than this is reported as overlapping.
-_MAX_WORK = 10_000
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -76,8 +70,8 @@ class Region:
         itemsize: bytes of one element.
         low, high: half-open byte range that holds every element; equal when the view is empty.
         dense: whether every byte of [low, high) belongs to the view.
-        overlaps_itself: whether two indices may name one byte; exact where strides nest, as those
-            of views do.
+        overlaps_itself: whether two indices name one byte; exact, and True where that is too much
+            work to find out.
     """
 
     __slots__ = (
@@ -141,44 +135,35 @@ class Region:
 
 
 def _overlaps_itself(region: Region) -> bool:
-    reach = region.itemsize
-    for stride, n in sorted(zip(map(abs, region.strides), region.shape, strict=True)):
-        if n > 1:
-            if stride < reach:
-                return True
-            reach += (n - 1) * stride
-    return False
-
-
-class _Geometry:
-    """Gives a region to NumPy's overlap solver, which does not touch the memory."""
-
-    def __init__(self, region: Region, base: int) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (base + region.start, False),
-            "typestr": f"|V{region.itemsize}",
-            "shape": region.shape,
-            "strides": region.strides,
-        }
+    try:
+        return collision(region.strides, region.shape, region.itemsize) is not None
+    except TooHardError:
+        return True
 
 
 def overlap(a: Region, b: Region) -> bool:
     """Whether two regions of one storage have a byte in common.
 
-    Exact; only a pair beyond the solver's work bound is taken to overlap.
+    Exact; only a pair beyond the bound on work of `tilert.lattice` is taken to overlap.
     """
     if a.high <= b.low or b.high <= a.low or a.low == a.high or b.low == b.high:
         return False
     if a.dense and b.dense:
         return True
-    # Any base keeps the addresses positive: negative strides stay above `low`.
-    base = 4096 - min(a.low, b.low)
-    one: Any = np.asarray(_Geometry(a, base))
-    two: Any = np.asarray(_Geometry(b, base))
+    # Counted from opposite ends, the steps of both add up to the way between those ends.
+    way = b.high - 1 - a.low
+    steps = [(abs(s), n - 1) for s, n in zip(a.strides, a.shape, strict=True) if s and n > 1]
+    steps += [(abs(s), n - 1) for s, n in zip(b.strides, b.shape, strict=True) if s and n > 1]
+    size = a.itemsize
+    if size == b.itemsize and (way + 1) % size == 0 and all(s % size == 0 for s, _ in steps):
+        # Elements coincide or are apart: count in elements.
+        steps = [(s // size, most) for s, most in steps]
+        way = (way + 1) // size - 1
+    else:
+        steps.append((1, size - 1 + b.itemsize - 1))
     try:
-        return bool(np.shares_memory(one, two, max_work=_MAX_WORK))  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
+        return solve(steps, way) is not None
+    except TooHardError:
         return True
 
 
@@ -186,14 +171,25 @@ def overlap(a: Region, b: Region) -> bool:
 class Hold:
     """A region that has moved away from its array, and where it went.
 
-    op: name of the kernel whose op holds it, or None while only a partition does.
+    Attributes:
+        op: name of the kernel whose op holds it, or None while only a partition or a loan does.
+        loan: what it was lent through, such as "DLPack", or "".
+        reading: whether it may still be read, because its borrower only reads it.
     """
 
     region: Region
     op: str | None
     place: Place
+    loan: str = ""
+    reading: bool = False
 
     def __str__(self) -> str:
+        if self.loan:
+            only = ", to be read only by both," if self.reading else ""
+            return (
+                f"a borrower: it was lent{only} through {self.loan} at {self.place}; drop what was"
+                " made of it to have it back"
+            )
         if self.op is None:
             return (
                 f"a partition made at {self.place}; pass it to a kernel and use what the op"
@@ -202,14 +198,17 @@ class Hold:
         return f"op '{self.op}' created at {self.place}; use what its .run() or .sync() returns"
 
 
-def check_free(holds: Sequence[Hold], region: Region) -> None:
-    """Rule O5: refuse to use memory that an op holds.
+def check_free(holds: Sequence[Hold], region: Region, write: bool = True) -> None:
+    """Rule O5: refuse to use memory that an op, a partition or a borrower holds.
+
+    Args:
+        write: whether the use may write; memory that is lent to be read may be read.
 
     Raises:
-        MovedError: if one of `holds` overlaps `region`.
+        MovedError: if one of `holds` is in the way.
     """
     for hold in holds:
-        if overlap(hold.region, region):
+        if (write or not hold.reading) and overlap(hold.region, region):
             raise MovedError(f"O5 move: array of shape {list(region.shape)} is held by {hold}")
 
 

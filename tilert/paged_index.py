@@ -31,6 +31,7 @@ from tilert.errors import OwnershipError
 from tilert.index_map import IndexMap, UniqueIndex
 from tilert.kernel import kernel
 from tilert.language import where
+from tilert.opt_out import IndexProof
 
 if TYPE_CHECKING:
     from tilert.device import Device
@@ -38,6 +39,14 @@ if TYPE_CHECKING:
 __all__ = ["DecodeIndex", "PageTable", "paged_slots"]
 
 _TABLE = "O7 indexed pieces: a page table is changed through set_pages and clear"
+_SLOTS = IndexProof(
+    "PageTable.slots",
+    "positions of one row are distinct, and set_pages gives each writable page to one row, once",
+)
+_DECODE = IndexProof(
+    "DecodeIndex",
+    "set_rows takes distinct rows only, and set_pages gives each writable page to one row, once",
+)
 _ROWS = "O7 indexed pieces: the rows of a decode index are changed through set_rows"
 
 
@@ -175,7 +184,7 @@ class PageTable:
 
     def slots(self, row: int, start: int, count: int) -> UniqueIndex:
         """An index map of `slot_numbers`."""
-        return UniqueIndex.trusted(self.slot_numbers(row, start, count), self.device)
+        return UniqueIndex.trusted(self.slot_numbers(row, start, count), self.device, _SLOTS)
 
     def slot_numbers(self, row: int, start: int, count: int) -> np.ndarray[Any, Any]:
         """The slots of positions start..start+count-1 of a row, i32.
@@ -225,7 +234,7 @@ class PageTable:
             raise IndexError(f"there is no row {row}: the table has {len(self._pages)}")
 
 
-class DecodeIndex(IndexMap):
+class DecodeIndex(IndexMap, proof=_DECODE):
     """Slots of one position in each of several distinct rows; see the module for the proof.
 
     `update` computes all of them from one state of the table, so they stay unique among themselves

@@ -2,13 +2,16 @@
 
 import math
 import operator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tilert.errors import LaunchError, MovedError
 from tilert.index_map import IndexMap
 from tilert.limits import MAX_TILE
-from tilert.ownership import Hold, Place, caller
+from tilert.ownership import Hold, Place, Region, caller
 from tilert.pending import note_pending
+from tilert.piece_map import PieceMap
+from tilert.placement import Pieces, Placement, placed
 
 if TYPE_CHECKING:
     from tilert.array import Array
@@ -24,33 +27,58 @@ class Partition:
         tile: shape of a piece.
         grid: number of pieces on each axis.
         index_map: places the pieces of axis 0, or None.
+        placement: which piece each program writes, or None where it is the one of its own number.
+        programs: how many programs walk the pieces, where the kernel walks them and it was said.
         place: where `partition` was called.
     """
 
-    __slots__ = ("__weakref__", "_lease", "array", "grid", "index_map", "place", "tile")
+    __slots__ = (
+        "__weakref__",
+        "_lease",
+        "array",
+        "grid",
+        "index_map",
+        "place",
+        "placement",
+        "programs",
+        "tile",
+    )
 
     def __init__(
-        self, array: "Array", tile: tuple[int, ...], index_map: IndexMap | None = None
+        self,
+        array: "Array",
+        tile: tuple[int, ...],
+        index_map: IndexMap | None = None,
+        pieces: Pieces | None = None,
+        map: PieceMap | Callable[..., Any] | None = None,
+        grid: Sequence[int] | None = None,
+        programs: int | None = None,
     ) -> None:
         self.array = array
         self.index_map = index_map
+        self.placement: Placement | None = None
+        self.programs = programs
         self.place = caller(2)
         try:
-            self.tile = tile = tuple(map(operator.index, tile))
+            self.tile = tile = tuple([operator.index(size) for size in tile])
         except TypeError:
             raise LaunchError(
                 f"O2 disjoint pieces: the sizes of a tile are ints, got {tile!r}"
             ) from None
-        shape = array.shape
-        if len(tile) != len(shape) or min(tile, default=1) < 1 or math.prod(tile) > MAX_TILE:
-            raise self._wrong_tile()
-        grid = tuple([-(-n // size) for n, size in zip(shape, tile, strict=True)])
+        grids = array.grids
+        found = grids.get(tile) if grids else None
+        if found is None:
+            found = self._check_tile()
+        self.grid = found
         if index_map is not None:
             self._check_index(index_map)
-            grid = (len(index_map), *grid[1:])
-        self.grid = grid
-        array.check_writable("partition")
-        self._lease = array.storage.lease(array.region, self.place)
+            self.grid = (len(index_map), *found[1:])
+        elif pieces is not None or map is not None or grid is not None:
+            self.placement = placed(array, tile, pieces, map, grid)
+            self.grid = self.placement.grid
+        if programs is not None and (type(programs) is not int or programs < 1):
+            raise LaunchError(f"O2 disjoint pieces: programs= is a positive int, got {programs!r}")
+        self._lease = array.storage.lease(self.region, self.place)
         if array.storage.device.recorder is not None:
             note_pending(array.storage.device, self)
 
@@ -74,6 +102,11 @@ class Partition:
         hold.place = place
 
     @property
+    def region(self) -> Region:
+        """The memory of the pieces, which is what moves; the rest of the buffer stays usable."""
+        return self.array.region if self.placement is None else self.placement.region
+
+    @property
     def hold(self) -> Hold:
         """What says where the array has gone."""
         return self._lease.hold
@@ -86,6 +119,19 @@ class Partition:
     def release(self) -> None:
         """Give the array back."""
         self._lease.release()
+
+    def _check_tile(self) -> tuple[int, ...]:
+        """The grid of the array's own pieces, kept with the array."""
+        array, tile = self.array, self.tile
+        if len(tile) != array.ndim or min(tile, default=1) < 1 or math.prod(tile) > MAX_TILE:
+            raise self._wrong_tile()
+        array.check_writable("partition")
+        grid = tuple([-(-n // size) for n, size in zip(array.shape, tile, strict=True)])
+        if array.grids is None:
+            array.grids = {tile: grid}
+        else:
+            array.grids[tile] = grid
+        return grid
 
     def _wrong_tile(self) -> LaunchError:
         array, tile = self.array, self.tile

@@ -7,13 +7,16 @@ from tilert.ownership import Hold, Place, Region, check_free
 if TYPE_CHECKING:
     import numpy as np
 
-    from tilert.device import Device
+    from tilert.device import Block, Device
 
 __all__ = ["Lease", "Storage"]
 
 
 class Storage:
     """A block of memory shared by the arrays that view it; freed with the last of them.
+
+    Args:
+        block: the memory, if it is there already; nbytes of it.
 
     Attributes:
         address: of the first byte, in the device's address space.
@@ -23,33 +26,40 @@ class Storage:
 
     __slots__ = ("__weakref__", "address", "block", "device", "holds", "host", "nbytes")
 
-    def __init__(self, device: "Device", nbytes: int) -> None:
+    def __init__(self, device: "Device", nbytes: int, block: "Block | None" = None) -> None:
         self.device = device
         self.nbytes = nbytes
-        self.block = device.allocate(nbytes)
+        self.block = device.allocate(nbytes) if block is None else block
         self.address: int = self.block.address
         self.host: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = self.block.host
         # A dict for its atomic insert and remove: leases end in finalisers, in any thread.
         self.holds: dict[Hold, None] = {}
 
-    def check_free(self, region: Region) -> None:
+    def check_free(self, region: Region, write: bool = True) -> None:
         """Rule O5 before a use of `region`.
 
+        Args:
+            write: whether the use may write.
+
         Raises:
-            MovedError: if an op or a partition holds part of it.
+            MovedError: if an op, a partition or a borrower holds part of it.
         """
         if self.holds:
-            check_free(list(self.holds), region)
+            check_free(list(self.holds), region, write)
 
-    def lease(self, region: Region, place: Place) -> "Lease":
+    def lease(self, region: Region, place: Place, loan: str = "", reading: bool = False) -> "Lease":
         """Move `region` out: its uses fail until the lease is released or dropped.
+
+        Args:
+            loan: what it is lent through, if it is lent.
+            reading: whether the borrower only reads it, so that reading it goes on.
 
         Raises:
             MovedError: if part of it has moved already.
         """
         with self.device.lock:
-            self.check_free(region)
-            return Lease(self, Hold(region, None, place))
+            self.check_free(region, not reading)
+            return Lease(self, Hold(region, None, place, loan, reading))
 
 
 class Lease:

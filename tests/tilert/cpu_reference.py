@@ -5,6 +5,7 @@ One program after the other, one operation at a time; sums and products in float
 
 import builtins
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,11 @@ import ml_dtypes
 import numpy as np
 
 from tilert.backends import cpu
+from tilert.backends.cpu_numbers import normal as normal_deviate
+from tilert.backends.cpu_numbers import philox_block
 from tilert.dtypes import DType, dtype_of
 from tilert.ir import Access, Block, Function, Op, Param
-from tilert.ops import make
+from tilert.ops import FLOAT_FUNCTIONS, make
 
 __all__ = [
     "RNG",
@@ -71,6 +74,12 @@ class Reference:
         if op.name == "store_piece":
             self.store(at["param"], program, args[0])
             return []
+        if op.name == "pieces":
+            return self.block(op.regions[0], env, program)
+        if op.name in ("print", "check"):
+            return []
+        if op.name == "sort":
+            return sort(op, *args)
         return [PURE[op.name](op, *args)]
 
     def load(self, at: dict, args: list) -> np.ndarray:
@@ -128,16 +137,72 @@ def _ints(f: Callable) -> Callable:
     return lambda op, *args: f(*args)
 
 
+def _wide(op: Op, x: np.ndarray) -> np.ndarray:
+    dtype = op.args[0].dtype
+    return x.astype(np.float64) if dtype.is_float else x.astype(np.int64) if dtype.is_int else x
+
+
 def _reduce(op: Op, x: np.ndarray) -> np.ndarray:
     kind, axis = op.attrs["kind"], op.attrs["axis"]
-    if kind == "argmax":
-        return np.argmax(x.astype(np.float64), axis)
-    wide = x.astype(np.float64) if op.args[0].dtype.is_float else x.astype(np.int64)
-    return {"sum": np.sum, "max": np.max, "min": np.min}[kind](wide, axis)
+    return getattr(np, kind)(_wide(op, x), axis)
+
+
+def _scan(op: Op, x: np.ndarray) -> np.ndarray:
+    meaning = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+    return meaning[op.attrs["kind"]].accumulate(_wide(op, x), op.attrs["axis"])
+
+
+def sort(op: Op, x: np.ndarray) -> list:
+    """Line by line, by Python's own sort: NaN is the largest, equal elements keep their order."""
+    axis, down = op.attrs["axis"], op.attrs["descending"]
+    lines = np.moveaxis(_wide(op, x), axis, -1)
+    places = np.empty(lines.shape, np.int64)
+    for at in np.ndindex(lines.shape[:-1]):
+        keys = [(bool(v != v), 0 if v != v else v) for v in lines[at].tolist()]
+        # Sorting backwards keeps the order of equal elements too.
+        places[at] = sorted(range(len(keys)), key=keys.__getitem__, reverse=down)
+    places = np.moveaxis(places, -1, axis)
+    return [np.take_along_axis(x, places, axis), places]
+
+
+def _take(op: Op, x: np.ndarray, index: np.ndarray) -> np.ndarray:
+    out = np.zeros(index.shape, x.dtype)
+    axis = op.attrs["axis"]
+    for at in np.ndindex(index.shape):
+        i = int(index[at])
+        if 0 <= i < x.shape[axis]:
+            out[at] = x[(*at[:axis], i, *at[axis + 1 :])]
+    return out
+
+
+def _slice(op: Op, x: np.ndarray) -> np.ndarray:
+    at = op.attrs
+    places = [
+        np.arange(n) * step + first
+        for first, step, n in zip(at["start"], at["step"], at["shape"], strict=True)
+    ]
+    return x[np.ix_(*places)]
+
+
+def _cast(op: Op, x: np.ndarray) -> np.ndarray:
+    source, target = op.args[0].dtype, op.attrs["dtype"]
+    if source.is_float and target.is_int:
+        info = np.iinfo(target.numpy)
+        whole = [0 if v != v else v for v in x.astype(np.float64).ravel().tolist()]
+        cut = [int(builtins.min(builtins.max(v, info.min), info.max)) for v in whole]
+        return np.array(cut, target.numpy).reshape(x.shape)
+    if target.is_float and target.bits == 8:
+        x = np.clip(x.astype(np.float64), -target.largest, target.largest)
+    return x.astype(target.numpy)
+
+
+def _philox(op: Op, k0: Any, k1: Any, c0: Any, c1: Any) -> np.ndarray:
+    return philox_block((k0, k1), (c0, c1, 0, 0))[op.attrs["word"]]
 
 
 def _mma(op: Op, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    return a.astype(np.float64) @ b.astype(np.float64) + c
+    wide = np.int64 if op.args[0].dtype.is_int else np.float64
+    return a.astype(wide) @ b.astype(wide) + c
 
 
 PURE: dict[str, Callable] = {
@@ -153,16 +218,15 @@ PURE: dict[str, Callable] = {
     "maximum": _ints(np.maximum),
     "neg": _ints(np.negative),
     "abs": _ints(np.abs),
-    "exp": _f64(np.exp),
-    "exp2": _f64(np.exp2),
-    "log": _f64(np.log),
-    "log2": _f64(np.log2),
-    "sqrt": _f64(np.sqrt),
+    **{n: _f64(getattr(np, n)) for n in FLOAT_FUNCTIONS if n not in ("erf", "rsqrt")},
+    "erf": _f64(np.vectorize(math.erf, otypes=[float])),
     "rsqrt": _f64(lambda a: 1 / np.sqrt(a)),
-    "sin": _f64(np.sin),
-    "cos": _f64(np.cos),
-    "tanh": _f64(np.tanh),
-    "floor": _f64(np.floor),
+    "pow": _f64(np.power),
+    "atan2": _f64(np.arctan2),
+    "fma": _f64(lambda a, b, c: a * b + c),
+    "isnan": _f64(np.isnan),
+    "isinf": _f64(np.isinf),
+    "isfinite": _f64(np.isfinite),
     "and": _ints(lambda a, b: a & b),
     "or": _ints(lambda a, b: a | b),
     "xor": _ints(lambda a, b: a ^ b),
@@ -176,12 +240,19 @@ PURE: dict[str, Callable] = {
     "gt": _ints(lambda a, b: a > b),
     "ge": _ints(lambda a, b: a >= b),
     "select": _ints(np.where),
-    "cast": lambda op, x: x.astype(op.attrs["dtype"].numpy),
+    "cast": _cast,
     "bitcast": lambda op, x: x.view(op.attrs["dtype"].numpy),
     "broadcast": lambda op, x: np.broadcast_to(x, op.attrs["shape"]),
     "reshape": lambda op, x: x.reshape(op.attrs["shape"]),
     "transpose": lambda op, x: x.T,
+    "permute": lambda op, x: x.transpose(op.attrs["axes"]),
+    "slice": _slice,
+    "concat": lambda op, *xs: np.concatenate(xs, op.attrs["axis"]),
+    "take": _take,
     "reduce": _reduce,
+    "scan": _scan,
+    "philox": _philox,
+    "normal": lambda op, *words: normal_deviate(*words),
     "mma": _mma,
 }
 

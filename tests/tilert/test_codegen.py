@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from tests.tilert import (
+    test_language_accumulate as accumulate,
+)
+from tests.tilert import (
     test_language_control as control,
+)
+from tests.tilert import (
+    test_language_draws as draws,
 )
 from tests.tilert import (
     test_language_elementwise as elementwise,
@@ -19,10 +25,22 @@ from tests.tilert import (
     test_language_mma as products,
 )
 from tests.tilert import (
+    test_language_numbers as numbers,
+)
+from tests.tilert import (
+    test_language_order as order,
+)
+from tests.tilert import (
     test_language_reductions as reductions,
 )
+from tests.tilert import (
+    test_language_scans as scans,
+)
+from tests.tilert import (
+    test_language_shapes as shapes,
+)
 from tests.tilert.checks import Frame, data, ints
-from tilert import bf16, f16, f32, i32, u32
+from tilert import bf16, f8e4m3, f8e5m2, f16, f32, i8, i32, i64, u8, u32
 from tilert.nvrtc import Resources
 from tilert.target_device import CompiledKernel, TargetDevice
 
@@ -104,6 +122,37 @@ CASES: list[tuple[Callable[..., None], dict[str, Any]]] = [
     (products.test_products_of_spans, {"dtype": bf16}),
     (products.test_products_under_a_run_time_if, {"dtype": bf16}),
     (products.test_products_in_nested_loops, {"dtype": bf16}),
+    *[(elementwise.test_function, {"name": n, "dtype": f16}) for n in ("erf", "log1p", "round")],
+    *[(scans.test_scan, {"name": n, "dtype": d}) for n, d in (("cumsum", bf16), ("cumprod", i8))],
+    (scans.test_prod_and_argmin, {"dtype": i64}),
+    (scans.test_any_all, {"shape": (9, 70)}),
+    *[(order.test_sort, {"descending": True, "dtype": d}) for d in (f32, f16, u8)],
+    (order.test_topk, {"shape": (3, 1000), "dtype": bf16}),
+    (order.test_take, {"dtype": bf16, "index": i64}),
+    (order.test_take_along, {"source": (5, 7), "index": (1, 3), "axis": 1}),
+    (shapes.test_permute, {"shape": (3, 20, 33), "dtype": bf16}),
+    *[(shapes.test_slices, {"kind": k, "dtype": bf16}) for k in range(len(shapes.CUTS))],
+    (shapes.test_concatenate, {"axis": 0, "dtype": u8}),
+    (shapes.test_broadcast_to, {}),
+    (draws.test_words, {"seed": -1, "dtype": i64}),
+    (draws.test_uniform_and_normal_bits, {"kind": u32}),
+    (numbers.test_pow_and_atan2, {"dtype": bf16}),
+    (numbers.test_powers, {"dtype": f32}),
+    (numbers.test_fma_of_special_values, {"dtype": f16}),
+    (numbers.test_predicates_and_clamp, {"dtype": bf16}),
+    *[
+        (numbers.test_floats_to_integers_saturate, {"source": bf16, "target": t})
+        for t in (i8, u8, u32, i64)
+    ],
+    *[(numbers.test_work_in_8_bits, {"dtype": d}) for d in (f8e4m3, f8e5m2)],
+    (numbers.test_every_8_bit_float_survives, {"dtype": f8e4m3}),
+    (numbers.test_bits_of_8_bit_floats, {}),
+    (numbers.test_products_of_8_bit_floats, {"pair": (f8e4m3, f8e5m2)}),
+    (numbers.test_products_of_i8, {}),
+    *[
+        (accumulate.test_rows_that_repeat, {"kind": k, "dtype": d})
+        for k, d in (("add", f32), ("add", i64), ("max", i64), ("min", u32))
+    ],
 ]
 
 

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from tests.tilert.cpu_reference import RNG, compare, elementwise_function, normal
-from tilert import bf16, f16, f32, i32, u8, u32
+from tilert import bf16, f8e4m3, f8e5m2, f16, f32, i8, i32, u8, u32
 from tilert.backends import cpu
 from tilert.dtypes import DType, bool_, i64
+from tilert.ops import FLOAT_FUNCTIONS
 
 FLOATS, INTS = (f32, bf16, f16), (i32, u32)
-UNARY = "neg abs exp exp2 log log2 sqrt rsqrt sin cos tanh floor".split()  # noqa: SIM905
+UNARY = ["neg", "abs", *FLOAT_FUNCTIONS]
 BINARY_INT = "add sub mul floordiv mod minimum maximum and or xor shl shr".split()  # noqa: SIM905
 CASES: list[tuple[str, list[DType], DType, dict]] = []
 for _d in FLOATS:
@@ -19,8 +20,11 @@ for _d in FLOATS:
         CASES.append((_n, [_d], _d, {}))
     for _n in ["eq", "ne", "lt", "le", "gt", "ge"]:
         CASES.append((_n, [_d, _d], bool_, {}))
+    for _n in ["isnan", "isinf", "isfinite"]:
+        CASES.append((_n, [_d], bool_, {}))
+    CASES += [("pow", [_d, _d], _d, {}), ("atan2", [_d, _d], _d, {}), ("fma", [_d] * 3, _d, {})]
     CASES.append(("select", [bool_, _d, _d], _d, {}))
-    for _to in (f32, bf16, f16, i32, bool_):
+    for _to in (f32, bf16, f16, f8e4m3, f8e5m2, i32, i8, bool_):
         CASES.append(("cast", [_d], _to, {"dtype": _to}))
 for _d in INTS:
     for _n in BINARY_INT:
@@ -36,6 +40,9 @@ for _n in ("and", "or", "xor", "eq"):
     CASES.append((_n, [bool_, bool_], bool_, {}))
 CASES.append(("not", [bool_], bool_, {}))
 CASES += [("cast", [bool_], d, {"dtype": d}) for d in (i32, f32)]
+CASES += [("cast", [d], f32, {"dtype": f32}) for d in (f8e4m3, f8e5m2, i8)]
+CASES += [("add", [d, d], d, {}) for d in (f8e4m3, f8e5m2, i8)]
+CASES += [("philox", [u32] * 4, u32, {"word": 2}), ("normal", [u32] * 4, f32, {})]
 CASES += [
     ("bitcast", [a], b, {"dtype": b})
     for a, b in ((f32, u32), (u32, f32), (i32, u32), (u32, i32), (f32, i32))
@@ -47,7 +54,10 @@ def sample_values(name: str, position: int, dtype: DType, n: int) -> np.ndarray:
         return RNG.integers(0, 2, n).astype(np.bool_)
     if dtype.is_float:
         x = RNG.standard_normal(n) * 3
-        return (np.abs(x) if "log" in name or "sqrt" in name else x).astype(dtype.numpy)
+        if name in ("asin", "acos"):
+            x = np.tanh(x)
+        positive = "log" in name or "sqrt" in name or (name == "pow" and position == 0)
+        return (np.abs(x) if positive else x).astype(dtype.numpy)
     if name in ("shl", "shr") and position == 1:
         return RNG.integers(0, 32, n).astype(dtype.numpy)
     info = np.iinfo(dtype.numpy)
@@ -69,9 +79,10 @@ def test_elementwise(name: str, dtypes: list[DType], out: DType, attrs: dict, fo
     n = function.params[0].shape[0]
     arrays = [np.zeros(n, out.numpy)]
     arrays += [sample_values(name, i, d, n) for i, d in enumerate(dtypes)]
-    if name == "cast" and out in INTS and dtypes[0].is_float:
+    if name == "cast" and out.is_int and dtypes[0].is_float:
         arrays[1] = (normal(n) * 100).astype(dtypes[0].numpy)
-    exact = out.bits == 16 and name not in ("sin", "cos", "tanh", "exp", "exp2", "log", "log2")
+    inexact = {*FLOAT_FUNCTIONS, "pow", "atan2"} - {"floor", "ceil", "trunc", "round", "sqrt"}
+    exact = out.is_narrow and name not in inexact - {"rsqrt"}
     # A 16-bit result is rounded once: the reference rounds the exact one.
     compare(function, arrays, {}, grid, rtol=0 if exact else 1e-2 if out.bits == 16 else 2e-6)
 

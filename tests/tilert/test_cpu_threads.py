@@ -31,10 +31,13 @@ def test_map_gives_every_result_in_order(pool: Pool) -> None:
 
 def test_helpers_take_part() -> None:
     names = set()
+    all_there = threading.Event()
 
     def part(_: int) -> None:
         names.add(threading.current_thread().name)
-        time.sleep(0.005)
+        if len(names) == 3:
+            all_there.set()
+        assert all_there.wait(60)
 
     Pool(3).map(part, 12)
     assert {"tilert-cpu-1", "tilert-cpu-2"} < names

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 import tilert
-from tests.tilert.test_wrong_kernels import ALIAS, LAUNCHES, MOVED, REPEATED
+from tests.tilert.test_language_accumulate import MAY_REPEAT
+from tests.tilert.test_wrong_kernels import ALIAS, AT_SPECIALISATION, LAUNCHES, MOVED, REPEATED
 from tests.tilert.wrong_decorations import AT_DECORATION
-from tests.tilert.wrong_types import TYPES_AND_SHAPES
-from tests.tilert.wrong_words import CONTROL_AND_WORDS
 from tilert import annotations, language
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "language.md"
@@ -64,11 +63,12 @@ QUOTED = [
     )
 ]
 KNOWN = [
-    *(message for _, message in (AT_DECORATION | TYPES_AND_SHAPES | CONTROL_AND_WORDS).values()),
+    *(message for _, message in (AT_DECORATION | AT_SPECIALISATION).values()),
     *(message for _, _, message in LAUNCHES.values()),
     ALIAS,
     MOVED + "file.py:12; use what its .run() or .sync() returns",
     REPEATED,
+    MAY_REPEAT,
 ]
 
 

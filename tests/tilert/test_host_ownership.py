@@ -29,7 +29,7 @@ def array(dev: FakeCpu, *shape: int) -> tilert.Array:
     return tilert.from_numpy(np.arange(np.prod(shape), dtype=np.float32).reshape(shape), dev)
 
 
-regions = st.integers(0, 3).flatmap(
+regions = st.integers(0, 4).flatmap(
     lambda rank: st.builds(
         Region,
         st.integers(0, 40),
@@ -53,7 +53,9 @@ def elements(region: Region) -> list[set[int]]:
 def test_overlap_is_exact(a: Region, b: Region) -> None:
     bytes_a: set[int] = set().union(*elements(a))
     bytes_b: set[int] = set().union(*elements(b))
-    assert overlap(a, b) == bool(bytes_a & bytes_b)
+    assert overlap(a, b) == overlap(b, a) == bool(bytes_a & bytes_b)
+    places = elements(a)
+    assert a.overlaps_itself == any(p & q for p, q in itertools.combinations(places, 2))
     if bytes_a:
         assert (a.low, a.high) == (min(bytes_a), max(bytes_a) + 1)
         if a.dense:

@@ -1,5 +1,6 @@
 """Elementwise words of the kernel language: arithmetic, functions, casts, broadcasting."""
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,6 @@ from tilert import language as lang
 from tilert.language import (
     bitcast,
     cdiv,
-    cos,
     exp,
     exp2,
     floor,
@@ -26,9 +26,7 @@ from tilert.language import (
     maximum,
     minimum,
     rsqrt,
-    sin,
     sqrt,
-    tanh,
     where,
     zeros,
 )
@@ -157,10 +155,23 @@ FUNCTIONS: dict[str, tuple[Any, Callable, float, float]] = {
     "log2": (log2, np.log2, 0.1, 90),
     "sqrt": (sqrt, np.sqrt, 0, 90),
     "rsqrt": (rsqrt, lambda x: 1 / np.sqrt(x), 0.01, 90),
-    "sin": (sin, np.sin, -9, 9),
-    "cos": (cos, np.cos, -9, 9),
-    "tanh": (tanh, np.tanh, -4, 4),
+    "sin": (lang.sin, np.sin, -9, 9),
+    "cos": (lang.cos, np.cos, -9, 9),
+    "tanh": (lang.tanh, np.tanh, -4, 4),
+    "expm1": (lang.expm1, np.expm1, -9, 9),
+    "log10": (lang.log10, np.log10, 0.1, 90),
+    "log1p": (lang.log1p, np.log1p, -0.9, 90),
+    "tan": (lang.tan, np.tan, -1.4, 1.4),
+    "asin": (lang.asin, np.arcsin, -1, 1),
+    "acos": (lang.acos, np.arccos, -1, 1),
+    "atan": (lang.atan, np.arctan, -9, 9),
+    "sinh": (lang.sinh, np.sinh, -9, 9),
+    "cosh": (lang.cosh, np.cosh, -9, 9),
+    "erf": (lang.erf, np.vectorize(math.erf, otypes=[float]), -4, 4),
     "floor": (floor, np.floor, -9, 9),
+    "ceil": (lang.ceil, np.ceil, -9, 9),
+    "trunc": (lang.trunc, np.trunc, -9, 9),
+    "round": (lang.round, np.round, -9, 9),
     "abs": (lang.abs, np.abs, -9, 9),
     "neg": (negated, np.negative, -9, 9),
 }

@@ -12,15 +12,16 @@ import pytest
 
 import tilert
 from tests.tilert.wrong_decorations import AT_DECORATION
+from tests.tilert.wrong_tiles import WHOLE_TILES
 from tests.tilert.wrong_types import TYPES_AND_SHAPES
 from tests.tilert.wrong_words import CONTROL_AND_WORDS
 from tilert import Const, Dyn, KernelError, LaunchError, MovedError, Mut, OwnershipError, Ref
 from tilert.dtypes import bf16, bool_, f32, i32, u32
 
-AT_SPECIALISATION = TYPES_AND_SHAPES | CONTROL_AND_WORDS
+AT_SPECIALISATION = TYPES_AND_SHAPES | CONTROL_AND_WORDS | WHOLE_TILES
 
 HEADER = """import tilert
-from tilert import Const, Dyn, Mut, Ref, bf16, f16, f32, i32, u32
+from tilert import Accumulate, Const, Dyn, Mut, Ref, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32, u32
 from tilert.language import *  # noqa: F403
 """
 ARRAYS = {
@@ -103,7 +104,7 @@ def test_an_error_in_a_helper_says_who_called_it(tmp_path: Path) -> None:
         + """
 @tilert.inline
 def inner(v):
-    return v[0]
+    return v[8]
 
 @tilert.inline
 def outer(v):

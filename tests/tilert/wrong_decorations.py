@@ -119,6 +119,27 @@ def k(y: Mut, §x: Ref[16]):
 """,
         "Ref[...] takes only Dyn",
     ),
+    "two modes of one Mut": (
+        """
+def k(§y: Mut[Accumulate.Add, Accumulate.Max], x: Ref):
+    y.add(1.0)
+""",
+        "Mut[...] takes only Dyn and one of Accumulate.Add, .Max and .Min",
+    ),
+    "a mode of a Ref": (
+        """
+def k(y: Mut, §x: Ref[Accumulate.Add]):
+    y.store(1.0)
+""",
+        "Ref[...] takes only Dyn",
+    ),
+    "an accumulating Mut that is never updated": (
+        """
+§def k(y: Mut, z: Mut[Accumulate.Min], x: Ref):
+    y.store(1.0)
+""",
+        "O1 exclusive write: Mut 'z' is never updated; make it a Ref or call z.min(tile)",
+    ),
     "a quoted annotation that names nothing": (
         """
 §def k(y: Mut, x: "Reff"):

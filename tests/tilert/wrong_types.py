@@ -107,13 +107,6 @@ def k(y: Mut, x: Ref):
 """,
         "arithmetic on bool tiles; cast with .to(i32) or use & | ^",
     ),
-    "a power": (
-        """
-def k(y: Mut, x: Ref):
-    y.store(§x[0] ** 2)
-""",
-        "** is not available on tiles; multiply or use exp/log",
-    ),
     "the matrix operator": (
         """
 def k(y: Mut, h: Ref):
@@ -163,20 +156,6 @@ def k(y: Mut, n: Ref):
     y.store(v.to(f32))
 """,
         "fill must be a compile-time i32, got float -inf",
-    ),
-    "mma of mixed dtypes": (
-        """
-def k(yy: Mut, h: Ref, xx: Ref):
-    yy.store(§mma(h[:, :], xx[:, :].T, zeros((8, 8), f32)))
-""",
-        "mma takes two f32, bf16 or f16 tiles, got bf16, f32",
-    ),
-    "mma into bf16": (
-        """
-def k(yy: Mut, h: Ref):
-    yy.store(§mma(h[:, :], h[:, :].T, zeros((8, 8), bf16)))
-""",
-        "mma accumulates in f32, got bf16",
     ),
     # Shapes
     "ranks that differ": (
@@ -265,13 +244,6 @@ def k(y: Mut, x: Ref):
 """,
         "cannot reduce a scalar; maximum(a, b) takes two values",
     ),
-    "a sum of bools": (
-        """
-def k(y: Mut, x: Ref):
-    y.store(§sum(x[:] > 0).to(f32))
-""",
-        "cannot reduce a bool tile; cast with .to(i32)",
-    ),
     "a run-time axis": (
         """
 def k(y: Mut, x: Ref, n: Ref):
@@ -336,15 +308,6 @@ def k(y: Mut, x: Ref):
     y.store(§x["first"])
 """,
         "str 'first' cannot index axis 0 of 'x'",
-    ),
-    "an element of a tile": (
-        """
-def k(y: Mut, x: Ref):
-    v = x[:]
-    y.store(§v[0])
-""",
-        "a tile is indexed only to insert axes, as in x[:, None]; slices of tiles are read from"
-        " the array",
     ),
     "an index tuple that is too short": (
         """

@@ -1,17 +1,20 @@
 """Elementwise operations as NumPy expressions.
 
 Arrays keep their dtype: f32 stays f32 and i32 wraps, as NumPy does. Uniform integers are Python
-ints and are wrapped by hand. 16-bit floats are computed in f32 and rounded once.
+ints and are wrapped by hand. Narrow floats are computed in f32 and rounded once.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from tilert.backends.cpu_value import Form
 from tilert.dtypes import DType
+from tilert.ops import FLOAT_FUNCTIONS
 
-__all__ = ["ELEMENTWISE", "elementwise"]
+__all__ = ["RANDOM", "elementwise", "random"]
 
 # Elements from which on `choose` is faster than np.where.
 _LARGE_SELECT = 1 << 10
@@ -37,23 +40,23 @@ _OPERATORS = {
 }
 _COMPARE = {"eq", "ne", "lt", "le", "gt", "ge"}
 _UFUNC = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide"}
-_FUNCTIONS = {
-    "exp": "exp({})",
-    "exp2": "exp2({})",
-    "log": "log({})",
-    "log2": "log2({})",
-    "sqrt": "sqrt({})",
+_PREDICATES = {"isnan", "isinf", "isfinite"}
+_FUNCTIONS = {name: f"{name}({{}})" for name in (*FLOAT_FUNCTIONS, *_PREDICATES)}
+_FUNCTIONS |= {
     "rsqrt": "(ONE / sqrt({}))",
-    "sin": "sin({})",
-    "cos": "cos({})",
-    "tanh": "tanh({})",
-    "floor": "floor({})",
+    "asin": "arcsin({})",
+    "acos": "arccos({})",
+    "atan": "arctan({})",
+    "round": "rint({})",
     "neg": "(-{})",
     "abs": "absolute({})",
+    "pow": "power({}, {})",
+    "atan2": "arctan2({}, {})",
+    "fma": "fma({}, {}, {})",
 }
-ELEMENTWISE = (
-    set(_OPERATORS) | set(_FUNCTIONS) | {"minimum", "maximum", "not", "select", "cast", "bitcast"}
-)
+RANDOM = {"philox", "normal"}
+# NumPy functions of that very name, which can write into an array.
+_UFUNCS = set(FLOAT_FUNCTIONS) - {"rsqrt", "asin", "acos", "atan", "round", "erf"}
 
 
 def _wrap(text: str, dtype: DType) -> str:
@@ -87,8 +90,11 @@ def _scalar_int(name: str, args: list[Form], dtype: DType) -> str:
 def _cast(x: Form, to: DType) -> str:
     if x.dtype == to:
         return x.text
+    if to.is_float and to.bits == 8:
+        return f"to_narrow({x.text}, T_{to.name})"
+    if x.dtype.is_float and to.is_int:
+        return f"to_integer({x.text}, T_{to.name})"
     if not x.uniform:
-        # A NaN or infinity has no integer; bool is "not zero" in both.
         return f"{x.text}.astype(T_{to.name})"
     if to.is_float:
         if x.dtype.is_float:
@@ -96,8 +102,6 @@ def _cast(x: Form, to: DType) -> str:
         return f"T_{to.name}.type({x.text})"
     if to.kind == "b":
         return f"bool({x.text} != 0)"
-    if x.dtype.is_float:
-        return f"to_int({x.text}, T_{to.name})"
     return _wrap(f"int({x.text})", to)
 
 
@@ -118,6 +122,16 @@ def _select(args: list[Form], to: DType) -> str:
     return f"{name}({c.text}, {texts[0]}, {texts[1]})"
 
 
+def random(name: str, args: list[Form], attrs: Mapping[str, Any]) -> str:
+    """The expression of a random number; scalars are Python numbers as ever."""
+    words = ", ".join(a.text for a in args)
+    scalar = all(a.uniform for a in args)
+    if name == "philox":
+        text = f"philox({words})[{attrs['word']}]"
+        return f"int({text})" if scalar else text
+    return f"normal({words}){'[()]' if scalar else ''}"
+
+
 def elementwise(name: str, args: list[Form], to: DType, out: str = "") -> str:
     """The expression of one operation; `to` is the dtype of the result.
 
@@ -134,11 +148,11 @@ def elementwise(name: str, args: list[Form], to: DType, out: str = "") -> str:
     scalar = all(a.uniform for a in args)
     if scalar and not kind.is_float:
         return _scalar_int(name, args, kind)
-    half = kind.is_float and kind.bits == 16
+    half = kind.is_narrow
     texts = [f"{a.text}.astype(T_f32)" if half else a.text for a in args]
     if out and name in _UFUNC:
         return f"{_UFUNC[name]}({texts[0]}, {texts[1]}, {out})"
-    if out and name in ("exp", "exp2", "log", "log2", "sqrt", "sin", "cos", "tanh", "floor"):
+    if out and name in _UFUNCS:
         return f"{name}({texts[0]}, {out})"
     if name in _OPERATORS:
         text = f"({texts[0]} {_OPERATORS[name]} {texts[1]})"
@@ -148,6 +162,12 @@ def elementwise(name: str, args: list[Form], to: DType, out: str = "") -> str:
         text = f"{name}({texts[0]}, {texts[1]})"
     elif name == "not":
         text = f"(~{texts[0]})"
-    else:
+    elif name in _PREDICATES:
         text = _FUNCTIONS[name].format(texts[0])
-    return f"{text}.astype(T_{kind.name})" if half else text
+        return f"bool({text})" if scalar else text
+    else:
+        text = _FUNCTIONS[name].format(*texts)
+    if not half:
+        return text
+    name = f"T_{kind.name}"
+    return f"to_narrow({text}, {name})" if kind.bits == 8 else f"{text}.astype({name})"

@@ -13,21 +13,23 @@ from typing import Any
 
 import numpy as np
 
+from tilert.backends import cpu_debug, cpu_tile_ops
 from tilert.backends.cpu_control import emit_for, emit_if
-from tilert.backends.cpu_elementwise import ELEMENTWISE, elementwise
+from tilert.backends.cpu_elementwise import RANDOM, elementwise, random
 from tilert.backends.cpu_load import Place, load, piece_places
+from tilert.backends.cpu_place import accumulate, piece_number
 from tilert.backends.cpu_product import emit_mma
 from tilert.backends.cpu_runtime import NAMESPACE
 from tilert.backends.cpu_store import store
 from tilert.backends.cpu_value import Form, Grid
 from tilert.dtypes import DType, f32, i32
 from tilert.ir import Access, Block, Function, Op, Param, Value, walk
-from tilert.ops import OPS
+from tilert.ops import ELEMENTWISE, OPS
 
 __all__ = ["Emitter", "Generated", "generate"]
 
 # A constant larger than this is computed at every launch instead of being kept.
-_KEPT_ELEMENTS = 1 << 16
+_KEPT_ELEMENTS = 1 << 12
 # A temporary smaller than this is not worth reusing: NumPy serves it from its own cache.
 _REUSED_ELEMENTS = 1 << 14
 
@@ -236,7 +238,7 @@ class Emitter:
             self._uniform_select(value, args)
             return
         if op.name == "cast" and args[0].dtype == value.dtype:
-            self._same(value, op.args[0])
+            self.same(value, op.args[0])
             return
         shape = np.broadcast_shapes(*(a.shape for a in args))
         out = ""
@@ -245,7 +247,10 @@ class Emitter:
                 if self.env[operand].shape == shape:
                     out = self.env[operand].text
                 break
-        text = elementwise(op.name, args, value.dtype, out)
+        if op.name in RANDOM:
+            text = random(op.name, args, op.attrs)
+        else:
+            text = elementwise(op.name, args, value.dtype, out)
         view = op.name == "bitcast"
         self.bind(value, text, shape, args, view=view, fresh=not view)
 
@@ -262,7 +267,7 @@ class Emitter:
             text = f"({left} if {c.text} else {right})"
         self.bind(value, text, shape, args)
 
-    def _same(self, value: Value, source: Value, rank: int | None = None) -> None:
+    def same(self, value: Value, source: Value, rank: int | None = None) -> None:
         """The result is its operand's run-time array."""
         form = self.env[source]
         fresh = form.fresh if self.uses[source] == 1 else -1
@@ -282,80 +287,6 @@ class Emitter:
         n = self.extents[op.attrs["param"].position][op.attrs["axis"]]
         self.env[op.result] = self.scalar(n, i32)
 
-    def _broadcast(self, op: Op) -> None:
-        form = self.env[op.args[0]]
-        rank = len(op.result.shape)
-        if form.rank == rank or form.uniform:
-            self._same(op.result, op.args[0], rank)
-            return
-        shape = form.shape + (1,) * rank
-        self.bind(op.result, f"{form.text}.reshape({shape})", shape, [form], view=True)
-
-    def _reshape(self, op: Op) -> None:
-        form, value = self.env[op.args[0]], op.result
-        source, target = self.shape(op.args[0]), self.shape(value)
-        if form.uniform:
-            self._same(value, op.args[0], len(target))
-            return
-        tile = self.grid.tile(form)
-        view = [n for n in source if n != 1] == [n for n in target if n != 1]
-        if tile != source:
-            moved = [n for n, full in zip(tile, source, strict=True) if full != 1]
-            if view:
-                target = tuple(1 if n == 1 else moved.pop(0) for n in target)
-            else:
-                form = self.full_tile(form, source)
-        shape = self.grid.join(target, self.grid.of(form))
-        if shape == form.shape:
-            self.env[value] = replace(form, rank=len(value.shape), fresh=-1)
-            return
-        if shape == ():
-            text = (
-                f"{form.text}.item()" if not form.dtype.is_float else f"{form.text}.reshape(())[()]"
-            )
-        else:
-            text = f"{form.text}.reshape({shape})"
-        self.bind(value, text, shape, [form], view=view and shape != ())
-
-    def _transpose(self, op: Op) -> None:
-        form = self.env[op.args[0]]
-        if form.uniform:
-            self._same(op.result, op.args[0])
-            return
-        shape = (*form.shape[:-2], form.shape[-1], form.shape[-2])
-        self.bind(op.result, f"{form.text}.swapaxes(-1, -2)", shape, [form], view=True)
-
-    def _reduce(self, op: Op) -> None:
-        kind, value = op.attrs["kind"], op.result
-        source = self.shape(op.args[0])
-        axis = op.attrs["axis"] - len(source)
-        form = self.env[op.args[0]]
-        tile = self.grid.tile(form)
-        if form.uniform or (tile[axis] == 1 != source[axis] and kind in ("sum", "argmax")):
-            form = self.full_tile(
-                form,
-                source
-                if form.uniform
-                else (*tile[: len(tile) + axis], source[axis], *tile[len(tile) + axis + 1 :]),
-            )
-            tile = self.grid.tile(form)
-        at = len(tile) + axis
-        rest = tile[:at] + tile[at + 1 :]
-        shape = self.grid.join(rest, self.grid.of(form))
-        half = form.dtype.is_float and form.dtype.bits == 16
-        text = f"{form.text}.astype(T_f32)" if half else form.text
-        if kind == "argmax":
-            text = f"argmax({text}, {axis})"
-            text = f"int({text})" if shape == () else f"{text}.astype(T_i32)"
-        else:
-            dtype = "" if form.dtype.is_float or kind != "sum" else f", T_{form.dtype.name}"
-            text = f"reduce_{kind}({text}, {axis}{dtype})"
-            if half:
-                text += f".astype(T_{form.dtype.name})"
-            elif shape == () and not form.dtype.is_float:
-                text = f"int({text})"
-        self.bind(value, text, shape, [form], fresh=True)
-
     def _load(self, op: Op) -> None:
         param: Param = op.attrs["param"]
         extents = self.extents[param.position]
@@ -373,7 +304,10 @@ class Emitter:
         param: Param = op.attrs["param"]
         rows = self._rows(param) if param.indexed else None
         tile = param.tile or ()
-        places = piece_places(self, self.extents[param.position], tile, rows)
+        numbers = [piece_number(self, param, axis) for axis in range(len(tile))]
+        if rows is not None:
+            numbers[0] = rows
+        places = piece_places(self.extents[param.position], tile, numbers)
         fill = self.scalar(0, param.dtype).text
         form = load(self, f"a{param.position}", places, fill, param.dtype)
         if form.shape:
@@ -394,22 +328,38 @@ class Emitter:
         param: Param = op.attrs["param"]
         store(self, param, self.extents[param.position], self.env[op.args[0]])
 
+    def _accumulate_piece(self, op: Op) -> None:
+        param: Param = op.attrs["param"]
+        rows = self._rows(param) if param.indexed else None
+        accumulate(self, param, self.env[op.args[0]], rows)
+
 
 _EMIT: dict[str, Any] = {
     "const": Emitter._const,
     "iota": Emitter._iota,
     "program": Emitter._program,
     "dim": Emitter._dim,
-    "broadcast": Emitter._broadcast,
-    "reshape": Emitter._reshape,
-    "transpose": Emitter._transpose,
-    "reduce": Emitter._reduce,
+    "broadcast": cpu_tile_ops.broadcast,
+    "reshape": cpu_tile_ops.reshape,
+    "transpose": cpu_tile_ops.transpose,
+    "permute": cpu_tile_ops.permute,
+    "slice": cpu_tile_ops.slice_,
+    "concat": cpu_tile_ops.concat,
+    "take": cpu_tile_ops.take,
+    "reduce": cpu_tile_ops.reduce,
+    "scan": cpu_tile_ops.scan,
+    "sort": cpu_tile_ops.sort,
     "mma": emit_mma,
     "load": Emitter._load,
     "load_piece": Emitter._load_piece,
     "store_piece": Emitter._store_piece,
+    "print": cpu_debug.print_,
+    "check": cpu_debug.check,
+    "accumulate_piece": Emitter._accumulate_piece,
     "for": emit_for,
     "if": emit_if,
+    # Pieces do not depend on who computes them: here every program has one.
+    "pieces": lambda em, op: em.emit_block(op.regions[0]),
 }
 
 
@@ -433,6 +383,8 @@ def _factors(
         axis, f = a.attrs["axis"], int(b.attrs["value"])
         if 1 < f < grid[axis] and grid[axis] % f == 0 and start[axis] % f == 0:
             factors.setdefault(axis, f)
+    if any(param.place is not None for param in function.params):
+        return {}
     for param in function.params:
         for axis, size in enumerate(param.tile or ()):
             whole = extents[param.position][axis] >= (start[axis] + grid[axis]) * size

@@ -8,10 +8,9 @@ which axis of every tile in the loop grows.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tilert.backends.cpu_elementwise import ELEMENTWISE
 from tilert.dtypes import f32
 from tilert.ir import Access, Op, Value
-from tilert.ops import OPS
+from tilert.ops import ELEMENTWISE, OPS
 
 __all__ = ["Contraction", "match_contraction"]
 

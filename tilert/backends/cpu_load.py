@@ -420,14 +420,13 @@ class _Gathered:
 
 
 def piece_places(
-    em: "Emitter", extents: tuple[int, ...], tile: tuple[int, ...], rows: Form | None
+    extents: tuple[int, ...], tile: tuple[int, ...], numbers: Sequence[Form]
 ) -> list[Place]:
-    """The places of a Mut's own piece; `rows` gives those of axis 0 if it is indexed."""
-    places = []
-    for axis, (n, size) in enumerate(zip(extents, tile, strict=True)):
-        index = rows if axis == 0 and rows is not None else em.program(axis)
-        places.append(Place(axis, n, size, True, index, size))
-    return places
+    """The places of a Mut's own piece, given its number on each axis."""
+    return [
+        Place(axis, n, size, True, number, size)
+        for axis, (n, size, number) in enumerate(zip(extents, tile, numbers, strict=True))
+    ]
 
 
 def uniform_index(value: int) -> Form:

@@ -6,10 +6,13 @@ Run-time values are ndarrays, except uniform scalars: Python int and bool, NumPy
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from tilert.backends.cpu_debug import show, verify
 from tilert.backends.cpu_matmul import batch_matmul, matmul
+from tilert.backends.cpu_numbers import erf, fma, normal, philox, to_integer, to_narrow
+from tilert.backends.cpu_tiles import accumulate, concat, order, take
+from tilert.dtypes import DTYPES
 
 __all__ = ["NAMESPACE"]
 
@@ -29,7 +32,10 @@ def affine_view(
     shape = tuple(extent for extent, _ in dims)
     base = a[tuple(slice(s, None) for s in starts)]
     strides = tuple(sum(a.strides[axis] * step for axis, step in moves) for _, moves in dims)
-    return np.lib.stride_tricks.as_strided(base, shape, strides)
+    if a.itemsize > 1:
+        return np.lib.stride_tricks.as_strided(base, shape, strides)
+    # NumPy has no name for some types of one byte.
+    return np.lib.stride_tricks.as_strided(base.view(np.uint8), shape, strides).view(a.dtype)
 
 
 def window(v: Tile, axis: int, start: int, size: int, fill: Tile) -> Tile:
@@ -211,6 +217,15 @@ def assign_rows(view: Tile, index: Tile, value: Tile, mask: Tile, rank: int, whe
     view[index] = value
 
 
+def assign_pieces(a: Tile, numbers: Tile, tile: tuple[int, ...], value: Tile, mask: Tile) -> None:
+    """Write value[program] to piece numbers[program] of `a`, as far as the array reaches."""
+    for program in np.ndindex(numbers.shape[:-1]):
+        if mask is None or mask[program]:
+            starts = [int(n) * size for n, size in zip(numbers[program], tile, strict=True)]
+            view = a[tuple(slice(s, s + size) for s, size in zip(starts, tile, strict=True))]
+            view[...] = value[program][tuple(slice(0, n) for n in view.shape)]
+
+
 def trips(lo: Tile, hi: Tile, step: Tile, mask: Tile) -> Tile:
     """Iterations of range(lo, hi, step) for each program; none where the mask is off."""
     low, high, by = (np.asarray(x, np.int64) for x in (lo, hi, step))
@@ -226,11 +241,6 @@ def int_floordiv(a: int, b: int) -> int:
 def int_mod(a: int, b: int) -> int:
     """a % b with the divisor's sign; 0 for a zero divisor."""
     return a % b if b else 0
-
-
-def to_int(x: Tile, dtype: Any) -> int:
-    """A float scalar cut to an integer type as an array's would be."""
-    return int(np.asarray(x, np.float32).astype(dtype))
 
 
 NAMESPACE: dict[str, Any] = {
@@ -255,24 +265,29 @@ NAMESPACE: dict[str, Any] = {
         expand_mask,
         assign,
         assign_row,
+        assign_pieces,
         assign_rows,
         trips,
         int_floordiv,
         int_mod,
-        to_int,
+        to_integer,
+        to_narrow,
+        erf,
+        fma,
+        philox,
+        normal,
+        show,
+        verify,
+        accumulate,
+        concat,
+        take,
+        order,
     )
 }
 NAMESPACE |= {
     "np": np,
-    "T_f32": np.dtype(np.float32),
-    "T_f16": np.dtype(np.float16),
-    "T_bf16": np.dtype(ml_dtypes.bfloat16),
-    "T_i64": np.dtype(np.int64),
-    "T_i32": np.dtype(np.int32),
-    "T_u32": np.dtype(np.uint32),
-    "T_u8": np.dtype(np.uint8),
-    "T_bool": np.dtype(np.bool_),
     "ONE": np.float32(1),
+    **{f"T_{dtype.name}": dtype.numpy for dtype in DTYPES},
 }
 NAMESPACE |= {
     f.__name__: f
@@ -285,20 +300,46 @@ NAMESPACE |= {
         np.maximum,
         np.exp,
         np.exp2,
+        np.expm1,
         np.log,
         np.log2,
+        np.log10,
+        np.log1p,
         np.sqrt,
         np.sin,
         np.cos,
+        np.tan,
+        np.arcsin,
+        np.arccos,
+        np.arctan,
+        np.arctan2,
+        np.sinh,
+        np.cosh,
         np.tanh,
         np.floor,
+        np.ceil,
+        np.trunc,
+        np.rint,
         np.absolute,
+        np.power,
+        np.isnan,
+        np.isinf,
+        np.isfinite,
         np.where,
         np.argmax,
+        np.argmin,
     )
 }
 NAMESPACE |= {
     "reduce_sum": np.add.reduce,
+    "reduce_prod": np.multiply.reduce,
     "reduce_max": np.maximum.reduce,
     "reduce_min": np.minimum.reduce,
+    "reduce_any": np.logical_or.reduce,
+    "reduce_all": np.logical_and.reduce,
+    "scan_sum": np.add.accumulate,
+    "scan_prod": np.multiply.accumulate,
+    "scan_max": np.maximum.accumulate,
+    "scan_min": np.minimum.accumulate,
+    "take_along": np.take_along_axis,
 }

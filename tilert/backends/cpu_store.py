@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
+from tilert.backends.cpu_place import store_placed
 from tilert.backends.cpu_value import Form
 from tilert.ir import Param
 
@@ -42,6 +43,9 @@ def store(em: "Emitter", param: Param, extents: tuple[int, ...], value: Form) ->
     mask = "None"
     if em.mask is not None:
         mask = em.let(f"expand_mask({em.mask.text}, {em.grid.extents})")
+    if param.place is not None:
+        store_placed(em, param, extents, value, mask)
+        return
     tile = param.tile or ()
     lead = 1 if param.indexed else 0
     axes = range(lead, len(tile))

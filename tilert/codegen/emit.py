@@ -5,8 +5,9 @@ from contextlib import contextmanager
 
 from tilert.codegen.layout import Factor, Layout
 from tilert.codegen.plan import Operand, Plan
-from tilert.dtypes import DType, bf16, bool_, f16, f32, i32, i64, u8, u32
+from tilert.dtypes import DType, bf16, bool_, f8e4m3, f8e5m2, f16, f32, i8, i32, i64, u8, u32
 from tilert.ir import Block, Function, Op, Param, Value
+from tilert.ops import FLOAT_FUNCTIONS
 
 __all__ = ["Emitter", "c_name", "c_type"]
 
@@ -14,6 +15,9 @@ _C_TYPES = {
     f32: "float",
     bf16: "bf16",
     f16: "f16",
+    f8e4m3: "f8e4m3",
+    f8e5m2: "f8e5m2",
+    i8: "i8",
     i32: "int",
     i64: "i64",
     u32: "u32",
@@ -38,16 +42,9 @@ _INFIX = {
     "shr": ">>",
 }
 _CALL = {
-    "exp": "expf",
-    "exp2": "exp2f",
-    "log": "logf",
-    "log2": "log2f",
-    "sqrt": "sqrtf",
-    "rsqrt": "rsqrtf",
-    "sin": "sinf",
-    "cos": "cosf",
-    "tanh": "tanhf",
-    "floor": "floorf",
+    **{name: f"{name}f" for name in (*FLOAT_FUNCTIONS, "pow", "atan2")},
+    "round": "rintf",
+    "fma": "fmaf",
     "minimum": "op_minimum",
     "maximum": "op_maximum",
     "floordiv": "op_floordiv",
@@ -86,6 +83,7 @@ class Emitter:
         self.stage_of: dict[Operand, str] = {}
         self.gathers: dict[tuple[Value, tuple[Factor, ...]], tuple[str, Layout]] = {}
         self.loop_bounds: dict[Value, int] = {}
+        self.helpers: set[str] = set()
 
     # -- text --------------------------------------------------------------------------------
 
@@ -183,19 +181,29 @@ class Emitter:
 
     def op(self, op: Op) -> None:
         """Emit one operation."""
-        from tilert.codegen import control, matmul, memory, movement
+        from tilert.codegen import control, debug, grid, matmul, memory, movement, tile_moves
 
         special = {
             "load": memory.load,
             "load_piece": memory.load_piece,
             "store_piece": memory.store_piece,
+            "accumulate_piece": memory.accumulate_piece,
+            "print": debug.print_,
+            "check": debug.check,
             "mma": matmul.mma,
             "reduce": movement.reduce,
             "broadcast": movement.broadcast,
             "reshape": movement.reshape,
             "transpose": movement.transpose,
+            "permute": tile_moves.permute,
+            "slice": tile_moves.slice_,
+            "concat": tile_moves.concat,
+            "take": tile_moves.take,
+            "scan": tile_moves.scan,
+            "sort": tile_moves.sort,
             "for": control.for_loop,
             "if": control.if_else,
+            "pieces": grid.pieces,
         }.get(op.name)
         if special is not None:
             special(self, op)
@@ -223,16 +231,24 @@ class Emitter:
             return self.index(self.layout(result), 0, register)
         if op.name == "select":
             return f"{args[0]} ? {args[1]} : {args[2]}"
+        if op.name in ("philox", "normal"):
+            self.helpers.add(op.name)
+            word = f".w[{op.attrs['word']}]" if op.name == "philox" else ""
+            return f"{op.name}({', '.join(args)}){word}"
         if op.name == "cast":
+            if op.args[0].dtype.is_float and result.dtype.is_int:
+                self.helpers.add("cut")
             return convert(args[0], op.args[0].dtype, result.dtype)
         if op.name == "bitcast":
             return bitcast(args[0], op.args[0].dtype, result.dtype)
         operand = op.args[0].dtype
-        half = operand in (bf16, f16)
-        if half:
+        narrow = operand.is_narrow
+        if narrow:
             args = [f"f32_of({a})" for a in args]
         text = _formula(op.name, args, operand)
-        return f"to<{c_type(operand)}>::from({text})" if half and result.dtype == operand else text
+        return (
+            f"to<{c_type(operand)}>::from({text})" if narrow and result.dtype == operand else text
+        )
 
     def dim(self, param: Param, axis: int) -> str:
         """Extent of an axis, as C++."""
@@ -259,6 +275,11 @@ def _formula(name: str, args: list[str], dtype: DType) -> str:
         return f"-{args[0]}"
     if name == "not":
         return f"!{args[0]}" if dtype == bool_ else f"~{args[0]}"
+    if name == "isnan":
+        return f"{args[0]} != {args[0]}"
+    if name in ("isinf", "isfinite"):
+        infinity = literal(float("inf"), f32)
+        return f"fabsf({args[0]}) {'==' if name == 'isinf' else '<'} {infinity}"
     if name == "abs":
         return (
             f"fabsf({args[0]})" if dtype.is_float else f"({args[0]} < 0 ? -{args[0]} : {args[0]})"
@@ -293,7 +314,7 @@ def convert(text: str, source: DType, target: DType) -> str:
         text = f"f32_of({text})"
         if target.is_float:
             return text if target == f32 else f"to<{c_type(target)}>::from({text})"
-        return f"{text} != 0.0f" if target == bool_ else f"({c_type(target)}){text}"
+        return f"{text} != 0.0f" if target == bool_ else f"cut<{c_type(target)}>::from({text})"
     if target.is_float:
         text = f"(float){text}"
         return text if target == f32 else f"to<{c_type(target)}>::from({text})"
@@ -306,6 +327,8 @@ def bitcast(text: str, source: DType, target: DType) -> str:
     words |= {(f32, i32): "__float_as_int", (i32, f32): "__int_as_float"}
     if (source, target) in words:
         return f"{words[source, target]}({text})"
-    if {source, target} == {bf16, f16}:
-        return f"{c_type(target)}{{{text}.x}}"
+    if source.is_narrow or target.is_narrow:
+        # Structures around the bits.
+        bits = f"{text}.x" if source.is_narrow else f"(u8){text}"
+        return f"{c_type(target)}{{{bits}}}" if target.is_narrow else f"({c_type(target)}){bits}"
     return f"({c_type(target)}){text}"

@@ -2,11 +2,15 @@
 
 from dataclasses import dataclass
 
+from tilert.codegen.debug import without_debugging
 from tilert.codegen.emit import Emitter, c_name, c_type
-from tilert.codegen.lower import lower
+from tilert.codegen.grid import coordinates
+from tilert.codegen.helpers import with_needed
+from tilert.codegen.lower import clone, lower
 from tilert.codegen.plan import choose_threads, make_plan
 from tilert.codegen.prelude import PRELUDE
-from tilert.ir import Function
+from tilert.dtypes import i8
+from tilert.ir import Function, walk
 
 __all__ = ["CudaSource", "generate"]
 
@@ -35,6 +39,8 @@ def generate(function: Function, arch: str) -> CudaSource:
         arch: target such as "sm_90a"; all present schedules run from sm_80 up.
     """
     del arch
+    function = clone(function)
+    without_debugging(function)
     threads = choose_threads(function)
     # Order: products first become what the hardware will run, since that decides the tiles that
     # layouts are chosen for; layouts decide what shared memory holds; text comes last.
@@ -46,17 +52,26 @@ def generate(function: Function, arch: str) -> CudaSource:
     shared = plan.shared_bytes + -(-emitter.scratch_bytes // 16) * 16
     lines = [
         PRELUDE,
+        *with_needed(emitter.helpers | _types(lowered)),
         f'extern "C" __global__ void __launch_bounds__({threads})',
         f"{entry}({', '.join(_parameters(function))}) {{",
         "  extern __shared__ __align__(128) char smem[];",
         f"  char* const scratch = smem + {plan.shared_bytes}; (void)scratch;",
-        *_coordinates(function),
+        *coordinates(function),
         *emitter.head,
         *emitter.lines,
         "}",
         "",
     ]
     return CudaSource("\n".join(lines), entry, threads, shared)
+
+
+def _types(function: Function) -> set[str]:
+    """The helpers that define the types of a function."""
+    dtypes = {p.dtype for p in function.params}
+    dtypes |= {v.dtype for op in walk(function.body) for v in op.results}
+    found = {"i8"} if i8 in dtypes else set()
+    return found | {"f8" for d in dtypes if d.is_narrow and d.bits == 8}
 
 
 def _parameters(function: Function) -> list[str]:
@@ -75,24 +90,3 @@ def _parameters(function: Function) -> list[str]:
         else:
             out.append(f"const i64 {c_name(p)}_stride{a.axis}")
     return out
-
-
-def _coordinates(function: Function) -> list[str]:
-    """Coordinates from the linear block number, last grid axis fastest."""
-    lines = ["  int block = blockIdx.x; (void)block;"]
-    open_axes = [i for i, n in enumerate(function.grid) if n != 1]
-    for axis in reversed(range(len(function.grid))):
-        if axis not in open_axes:
-            lines.append(f"  const int p{axis} = 0; (void)p{axis};")
-            continue
-        n = function.grid[axis]
-        extent = str(n) if n is not None else f"g{axis}"
-        if axis == open_axes[0]:
-            lines.append(f"  const int p{axis} = block;")
-        else:
-            lines.append(f"  const int p{axis} = block % {extent}; block /= {extent};")
-        lines.append(f"  (void)p{axis};")
-    for p in function.params:
-        if p.indexed:
-            lines.append(f"  const int {c_name(p)}_slot = {c_name(p)}_map[p0];")
-    return lines

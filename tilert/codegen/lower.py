@@ -1,11 +1,12 @@
 """Rewrites of the tile IR before layouts are chosen for the cuda backend.
 
 Order matters: `lower_thin_mma` turns products with few rows into elementwise work and a sum, which
-`defer_sums` then moves out of the loops; transposes that only thin products read die in between.
+`defer_sums` then moves out of the loops; transposes that only thin products read die in between,
+before `widen_mma` would convert them.
 """
 
 from tilert.dead_code import remove_dead
-from tilert.dtypes import f32
+from tilert.dtypes import f16, f32, i8
 from tilert.ir import Block, Function, Op, TileType, Value
 from tilert.ops import make
 
@@ -22,6 +23,7 @@ def lower(function: Function, threads: int) -> Function:
     function = clone(function)
     lower_thin_mma(function, threads)
     remove_dead(function.body)
+    widen_mma(function)
     defer_sums(function)
     return function
 
@@ -99,6 +101,8 @@ def is_thin(op: Op, threads: int) -> bool:
     """Whether `lower_thin_mma` takes a product in a program of so many threads."""
     w = _weights(op)
     m, k = op.args[0].shape
+    if op.args[0].dtype == i8:
+        return False
     return w is not None and m <= THIN_ROWS and m * w.shape[0] * k <= THIN_REGISTERS * threads
 
 
@@ -130,6 +134,38 @@ def lower_thin_mma(function: Function, threads: int) -> None:
         block.ops = ops
 
     visit(function.body)
+
+
+def widen_mma(function: Function) -> None:
+    """Products of 8-bit floats as products of f16, which holds every one of them.
+
+    The tensor cores of sm_89 and sm_90 take 8-bit floats as they are, but keep fewer bits of the
+    sums than f32 has.
+    """
+
+    def visit(block: Block) -> None:
+        ops: list[Op] = []
+        for op in block.ops:
+            for region in op.regions:
+                visit(region)
+            if op.name == "mma":
+                r = _Rewriter()
+                op.args[:2] = [_widened(r, a) for a in op.args[:2]]
+                ops += r.ops
+            ops.append(op)
+        block.ops = ops
+
+    visit(function.body)
+    remove_dead(function.body)
+
+
+def _widened(r: _Rewriter, x: Value) -> Value:
+    if not (x.dtype.is_narrow and x.dtype.bits == 8):
+        return x
+    # A transpose costs nothing only where it is the last step before the product.
+    if x.op is not None and x.op.name == "transpose":
+        return r("transpose", r("cast", x.op.args[0], dtype=f16))
+    return r("cast", x, dtype=f16)
 
 
 def defer_sums(function: Function) -> None:

@@ -7,7 +7,7 @@ different banks.
 from tilert.codegen.emit import Emitter, c_name, c_type
 from tilert.codegen.memory import address
 from tilert.codegen.plan import Operand, source_of
-from tilert.dtypes import f32
+from tilert.dtypes import f32, i8
 from tilert.ir import Op, Value
 
 __all__ = ["copy_now", "issue_copy", "mma"]
@@ -113,8 +113,8 @@ def mma(e: Emitter, op: Op) -> None:
         if o.load is None and o not in operands:
             _fill(e, o)
         operands.append(o)
-    if op.args[0].dtype == f32:
-        _mma_f32(e, op, name, operands)
+    if op.args[0].dtype in (f32, i8):
+        _mma_plain(e, op, name, operands)
     else:
         _mma_half(e, op, name, operands)
 
@@ -206,11 +206,11 @@ def _direct_fragment(e: Emitter, op: Op) -> None:
         e.line(f"fa[i][{half}] = pack({name}[{at}], {name}[{at} + 1]);")
 
 
-def _mma_f32(e: Emitter, op: Op, name: str, operands: list[Operand | None]) -> None:
-    """Plain multiply-adds in full precision: the tensor cores would round to tf32."""
+def _mma_plain(e: Emitter, op: Op, name: str, operands: list[Operand | None]) -> None:
+    """Plain multiply-adds, f32 in full precision: the tensor cores would round to tf32."""
     a, b = operands
     if a is None or b is None:
-        raise ValueError("f32 operands are always in shared memory")
+        raise ValueError("these operands are always in shared memory")
     layout = e.layout(op.result)
     k = op.args[0].shape[1]
     _, a_transposed = source_of(op.args[0])
@@ -224,4 +224,6 @@ def _mma_f32(e: Emitter, op: Op, name: str, operands: list[Operand | None]) -> N
 
 
 def _element(e: Emitter, o: Operand, at: tuple[str, str]) -> str:
-    return f"*(const float*)(smem + {_base(e, o)} + ({at[0]}) * {o.pitch} + ({at[1]}) * 4)"
+    size = o.value.dtype.itemsize
+    place = f"smem + {_base(e, o)} + ({at[0]}) * {o.pitch} + ({at[1]}) * {size}"
+    return f"*(const {c_type(o.value.dtype)}*)({place})"

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from math import gcd
 
 from tilert.codegen.emit import Emitter, c_name, c_type, literal
+from tilert.codegen.grid import piece_number
 from tilert.codegen.layout import Layout
 from tilert.dtypes import i64
 from tilert.ir import Access, Op, Param, Value, walk
 
-__all__ = ["Address", "Axis", "address", "load", "load_piece", "store_piece"]
+__all__ = ["Address", "Axis", "accumulate_piece", "address", "load", "load_piece", "store_piece"]
 
 
 @dataclass(frozen=True)
@@ -269,11 +270,12 @@ def _piece(e: Emitter, param: Param) -> Address:
             inside = static == size
             axes.append(Axis(stride) if inside else Axis(stride, "0", extent))
             continue
-        base.append(f"(i64)p{axis} * {size} * {stride}")
+        number = piece_number(param, axis)
+        base.append(f"(i64){number} * {size} * {stride}")
         if size == 1 or (static is not None and static % size == 0):
             axes.append(Axis(stride))
         else:
-            axes.append(Axis(stride, f"p{axis} * {size}", extent))
+            axes.append(Axis(stride, f"{number} * {size}", extent))
     return Address(param, " + ".join(base) or "0", uniform, axes)
 
 
@@ -319,6 +321,29 @@ def store_piece(e: Emitter, op: Op) -> None:
         _write(e, value, where, pointer, layout, v)
     if read_too:
         e.line("__syncthreads();")
+
+
+def accumulate_piece(e: Emitter, op: Op) -> None:
+    """Update the piece in memory: other programs may update the same elements meanwhile."""
+    param: Param = op.attrs["param"]
+    value = op.args[0]
+    where = _piece(e, param)
+    pointer = e.fresh("dst")
+    # The functions of CUDA know 64 bits without a sign, whose sums are the same.
+    wide = param.dtype == i64 and param.accumulate == "add"
+    word = "u64" if wide else c_type(param.dtype)
+    e.line(f"{word}* {pointer} = ({word}*){c_name(param)} + ({where.base});")
+    layout = e.layout(value)
+    guards = list(where.uniform)
+    copies = layout.copies_expr(e.plan.threads, "(int)threadIdx.x")
+    if copies:
+        guards.append(copies)
+    call = f"atomic{param.accumulate.capitalize()}"
+    head = f"if ({' && '.join(guards)})" if guards else ""
+    with e.braces(head), e.each(layout.registers) as r:
+        offset, conditions = _offset(e, where, layout, r)
+        guard = f"if ({' && '.join(conditions)}) " if conditions else ""
+        e.line(f"{guard}{call}(&{pointer}[{offset}], ({word}){e.at(value, r)});")
 
 
 def _write(e: Emitter, value: Value, where: Address, pointer: str, layout: Layout, v: int) -> None:

@@ -2,10 +2,10 @@
 
 from tilert.codegen.emit import Emitter, c_type, convert, literal
 from tilert.codegen.layout import Layout
-from tilert.dtypes import DType, bf16, f16, f32, i32
+from tilert.dtypes import DType, f32, i32
 from tilert.ir import Op, Value
 
-__all__ = ["broadcast", "reduce", "relayout", "reshape", "transpose"]
+__all__ = ["broadcast", "combine", "reduce", "relayout", "reshape", "transpose"]
 
 
 def relayout(e: Emitter, v: Value, layout: Layout, position: str = "") -> str:
@@ -99,9 +99,11 @@ def transpose(e: Emitter, op: Op) -> None:
 
 
 def _identity(kind: str, dtype: DType) -> str:
-    if kind == "sum":
+    if kind in ("sum", "any"):
         return literal(0, dtype)
-    low = kind in ("max", "argmax")
+    if kind in ("prod", "all"):
+        return literal(1, dtype)
+    low = kind == "max"
     if dtype.is_float:
         return literal(float("-inf") if low else float("inf"), dtype)
     if dtype.kind == "u":
@@ -109,9 +111,12 @@ def _identity(kind: str, dtype: DType) -> str:
     return literal(-(2 ** (dtype.bits - 1)) if low else 2 ** (dtype.bits - 1) - 1, dtype)
 
 
-def _combine(kind: str, a: str, b: str) -> str:
-    if kind == "sum":
-        return f"{a} + {b}"
+def combine(kind: str, a: str, b: str) -> str:
+    """C++ of what a reduction or a scan makes of two elements."""
+    # No || and &&: they would leave out the second operand, which may be a shuffle.
+    infix = {"sum": "+", "prod": "*", "any": "|", "all": "&"}.get(kind)
+    if infix is not None:
+        return f"{a} {infix} {b}"
     return f"op_{'maximum' if kind == 'max' else 'minimum'}({a}, {b})"
 
 
@@ -120,10 +125,10 @@ def reduce(e: Emitter, op: Op) -> None:
     source, result, kind = op.args[0], op.result, op.attrs["kind"]
     layout = e.layout(source)
     axis = op.attrs["axis"]
-    if kind == "argmax":
-        _argmax(e, source, result, layout, axis)
+    if kind in ("argmax", "argmin"):
+        _place_of(e, op, layout)
         return
-    working = f32 if source.dtype in (bf16, f16) else source.dtype
+    working = f32 if source.dtype.is_narrow else source.dtype
     out = layout.without(axis)
     ctype = c_type(working)
     acc = e.fresh()
@@ -135,7 +140,7 @@ def reduce(e: Emitter, op: Op) -> None:
         guard = f"{e.index(layout, axis, r)} < {layout.shape[axis]}" if layout.padded(axis) else ""
         element = convert(e.at(source, r), source.dtype, working)
         place = f"{acc}[{target.format(r=r)}]"
-        combined = _combine(kind, place, element)
+        combined = combine(kind, place, element)
         e.line(f"{f'if ({guard}) ' if guard else ''}{place} = {combined};")
     for f in layout.axes[axis]:
         if f.kind == "t" and f.stride < 32:
@@ -143,7 +148,7 @@ def reduce(e: Emitter, op: Op) -> None:
             while step < min(f.stride * f.size, 32):
                 with e.each(out.registers) as r:
                     other = f"shuffle_xor({acc}[{r}], {step})"
-                    e.line(f"{acc}[{r}] = {_combine(kind, f'{acc}[{r}]', other)};")
+                    e.line(f"{acc}[{r}] = {combine(kind, f'{acc}[{r}]', other)};")
                 step *= 2
     ways, coordinate = _warp_ways(layout, axis)
     if ways > 1:
@@ -203,7 +208,7 @@ def _across_warps(
             e.line("#pragma unroll")
             e.line(f"for (int w = 1; w < {ways}; ++w)")
             element = f"(({ctype}*)scratch)[w * {numel} + {e.flat(out, r)}]"
-            e.line(f"  t = {_combine(kind, 't', element)};")
+            e.line(f"  t = {combine(kind, 't', element)};")
             e.line(f"{acc}[{r}] = t;")
 
 
@@ -226,21 +231,24 @@ def _finish(e: Emitter, result: Value, out: Layout, acc: str, working: DType) ->
     e.names[result] = acc
 
 
-def _argmax(e: Emitter, source: Value, result: Value, layout: Layout, axis: int) -> None:
+def _place_of(e: Emitter, op: Op, layout: Layout) -> None:
     """Pairs of value and index; the smaller index wins ties, a NaN wins over numbers."""
+    source, result, axis = op.args[0], op.result, op.attrs["axis"]
+    kind, better = ("max", ">") if op.attrs["kind"] == "argmax" else ("min", "<")
     out = layout.without(axis)
-    working = f32 if source.dtype in (bf16, f16) else source.dtype
+    working = f32 if source.dtype.is_narrow else source.dtype
     ctype = c_type(working)
     best, where = e.fresh(), e.fresh()
     e.line(f"{ctype} {best}[{out.registers}]; int {where}[{out.registers}];")
     with e.each(out.registers) as r:
-        e.line(f"{best}[{r}] = {_identity('max', working)}; {where}[{r}] = 0x7fffffff;")
+        e.line(f"{best}[{r}] = {_identity(kind, working)}; {where}[{r}] = 0x7fffffff;")
     target = _target_register(layout, out, axis)
     take = f"take_{best}"
     e.line(
         f"auto {take} = [&]({ctype}& v, int& i, {ctype} w, int j) {{"
         " bool nv = v != v, nw = w != w;"
-        " if (nw ? (!nv || j < i) : (!nv && (w > v || (w == v && j < i)))) { v = w; i = j; } };"
+        f" if (nw ? (!nv || j < i) : (!nv && (w {better} v || (w == v && j < i))))"
+        " { v = w; i = j; } };"
     )
     with e.each(layout.registers) as r:
         i = e.index(layout, axis, r)
@@ -259,11 +267,11 @@ def _argmax(e: Emitter, source: Value, result: Value, layout: Layout, axis: int)
                 step *= 2
     ways, coordinate = _warp_ways(layout, axis)
     if ways > 1:
-        _argmax_warps(e, out, (best, where, take), ctype, ways, coordinate)
+        _place_warps(e, out, (best, where, take), ctype, ways, coordinate)
     _finish(e, result, out, where, i32)
 
 
-def _argmax_warps(
+def _place_warps(
     e: Emitter, out: Layout, names: tuple[str, str, str], ctype: str, ways: int, coordinate: str
 ) -> None:
     best, where, take = names

@@ -6,46 +6,10 @@ from tilert.codegen.layout import Layout, blocked, mma_accumulator
 from tilert.codegen.lower import is_thin, uses
 from tilert.dtypes import bf16, f16
 from tilert.ir import Block, Function, Op, Value, walk
+from tilert.ops import ELEMENTWISE
 
 __all__ = ["Operand", "Plan", "choose_threads", "make_plan"]
 
-_ELEMENTWISE = {
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "floordiv",
-    "mod",
-    "minimum",
-    "maximum",
-    "neg",
-    "abs",
-    "exp",
-    "exp2",
-    "log",
-    "log2",
-    "sqrt",
-    "rsqrt",
-    "sin",
-    "cos",
-    "tanh",
-    "floor",
-    "and",
-    "or",
-    "xor",
-    "not",
-    "shl",
-    "shr",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "select",
-    "cast",
-    "bitcast",
-}
 _THIN_THREADS = 128
 _MAX_STAGES = 4
 _STAGE_BYTES = 96 * 1024
@@ -183,7 +147,7 @@ def _feeds_mma(value: Value, readers: dict[Value, list[Op]]) -> bool:
         for op in readers.get(v, []):
             if op.name == "mma" and v is not op.args[2]:
                 return True
-            if op.name in _ELEMENTWISE:
+            if op.name in ELEMENTWISE:
                 todo += op.results
     return False
 
@@ -221,7 +185,7 @@ def _assign_layouts(function: Function, plan: Plan) -> None:
             for v in op.results:
                 if tile(v):
                     classes.find(v)
-            if op.name in _ELEMENTWISE:
+            if op.name in ELEMENTWISE:
                 for a in op.args:
                     if tile(a) and tile(op.result):
                         classes.union(a, op.result)
@@ -239,6 +203,11 @@ def _assign_layouts(function: Function, plan: Plan) -> None:
                 for region in op.regions:
                     for a, r in zip(region.ops[-1].args, op.results, strict=True):
                         classes.union(a, r)
+            elif op.name in ("scan", "sort"):
+                for r in op.results:
+                    classes.union(op.args[0], r)
+            elif op.name == "take":
+                classes.union(op.args[1], op.result)
             elif op.name == "reduce":
                 relations.append(("reduce", op.args[0], op.result, op.attrs["axis"]))
             elif op.name in ("broadcast", "reshape") and op.args[0].shape:

@@ -30,6 +30,10 @@ _FOLD: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+_MULTIPLIED = 16
+"""The largest power that is multiplied out."""
+
+
 class Builder:
     """Appends operations to the current block.
 
@@ -41,10 +45,16 @@ class Builder:
         self.block = Block()
         self.loc: Loc | None = None
         self.statements = 0
+        # In a kernel that walks its pieces, outside the loop.
+        self.between_pieces = False
 
     def emit(self, name: str, *args: Value, **attrs: Any) -> Value:
         """Append an operation with one result."""
         return self.append(make(name, list(args), **attrs)).result
+
+    def results(self, name: str, *args: Value, **attrs: Any) -> list[Value]:
+        """Append an operation with several results."""
+        return self.append(make(name, list(args), **attrs)).results
 
     def append(self, op: Op) -> Op:
         """Append a ready operation.
@@ -158,6 +168,18 @@ class Builder:
         if (name, cx) in (("add", 0), ("mul", 1)):
             return y
         return None
+
+    def power(self, x: Any, y: Any) -> Value:
+        """`x ** y`: small constant whole powers by multiplying, of integers too; else floats."""
+        if isinstance(y, int) and not isinstance(y, bool) and 1 <= y <= _MULTIPLIED:
+            given = self.value(x)
+            result = base = self.cast(given, f32) if given.dtype.is_narrow else given
+            for digit in f"{y:b}"[1:]:
+                result = self.binary("mul", result, result)
+                if digit == "1":
+                    result = self.binary("mul", result, base)
+            return self.cast(result, given.dtype)
+        return self.binary("pow", x, y)
 
     def unary(self, name: str, x: Any) -> Value:
         """An elementwise operation on one operand."""

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, get_args, get_origin
 
-from tilert.annotations import Const, Dyn, Mut, Ref
+from tilert.annotations import Accumulate, Const, Dyn, Mut, Ref
 from tilert.frontend.captured import MISSING as NOTHING
 from tilert.frontend.captured import Outside
+from tilert.frontend.pieces import check_pieces
 from tilert.frontend.source import Source
 
 __all__ = ["MISSING", "TOO_LARGE", "ParamDecl", "check_body", "fits", "read_params"]
@@ -46,6 +47,7 @@ class ParamDecl:
         dyn: axes whose extent is run time.
         const_type: int, float or bool for a Const.
         default: value of a Const, or MISSING.
+        accumulate: "add", "max" or "min" for a Mut that is only updated.
     """
 
     name: str
@@ -53,6 +55,7 @@ class ParamDecl:
     dyn: frozenset[int] = field(default_factory=frozenset)
     const_type: type = int
     default: Any = MISSING
+    accumulate: str = ""
 
 
 def read_params(fn: Callable[..., Any], source: Source) -> list[ParamDecl]:
@@ -87,11 +90,15 @@ def _decl(p: inspect.Parameter, source: Source, node: ast.AST) -> ParamDecl:
     args = get_args(annotation)
     if origin is Mut or origin is Ref:
         kind = "mut" if origin is Mut else "ref"
-        if any(a is not Dyn for a in args):
-            raise source.error(f"{origin.__name__}[...] takes only Dyn", node)
+        modes = [MODES[a] for a in args if any(a is mode for mode in MODES)]
+        args = tuple([a for a in args if not any(a is mode for mode in MODES)])
+        if any(a is not Dyn for a in args) or len(modes) > 1 or (modes and kind == "ref"):
+            also = " and one of Accumulate.Add, .Max and .Min" if kind == "mut" else ""
+            raise source.error(f"{origin.__name__}[...] takes only Dyn{also}", node)
         if p.default is not MISSING:
             raise source.error(f"array parameter '{p.name}' takes no default", node)
-        return ParamDecl(p.name, kind, frozenset(range(len(args))))
+        dyn = frozenset(range(len(args)))
+        return ParamDecl(p.name, kind, dyn, accumulate=modes[0] if modes else "")
     if origin is Const and args and any(args[0] is t for t in (int, float, bool)):
         given = type(p.default)
         if p.default is not MISSING and given is not args[0] and (given, args[0]) != (int, float):
@@ -107,6 +114,8 @@ def _decl(p: inspect.Parameter, source: Source, node: ast.AST) -> ParamDecl:
         node,
     )
 
+
+MODES: dict[type, str] = {Accumulate.Add: "add", Accumulate.Max: "max", Accumulate.Min: "min"}
 
 TOO_LARGE = {
     int: "must fit in 64 bits",
@@ -153,11 +162,14 @@ def check_body(source: Source, decls: list[ParamDecl], outside: Outside) -> None
                 _check_subscript(source, node, kinds)
             if isinstance(node, ast.Call):
                 _check_call(source, node, kinds, stored)
+    check_pieces(source, decls)
     for d in decls:
         if d.kind == "mut" and d.name not in stored and not _escapes(source, d.name):
+            word = d.accumulate or "store"
+            verb = "updated" if d.accumulate else "stored to"
             raise source.error(
-                f"O1 exclusive write: Mut '{d.name}' is never stored to; make it a Ref or call "
-                f"{d.name}.store(tile)",
+                f"O1 exclusive write: Mut '{d.name}' is never {verb}; make it a Ref or call "
+                f"{d.name}.{word}(tile)",
                 source.tree,
             )
 
@@ -197,6 +209,8 @@ def _check_call(source: Source, node: ast.Call, kinds: dict[str, str], stored: s
     if not isinstance(f, ast.Attribute) or not isinstance(f.value, ast.Name):
         return
     kind = kinds.get(f.value.id)
+    if kind == "mut" and f.attr in MODES.values():
+        stored.add(f.value.id)
     if f.attr != "store" or kind is None:
         return
     if kind == "ref":
@@ -218,7 +232,7 @@ def _escapes(source: Source, name: str) -> bool:
     owners = {
         id(node.value)
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.Attribute) and node.attr != "store"
+        if isinstance(node, ast.Attribute) and node.attr not in ("store", "pieces")
     }
     return any(
         isinstance(node, ast.Name) and node.id == name and id(node) not in owners

@@ -12,6 +12,7 @@ from tilert.frontend.builder import Builder
 from tilert.frontend.captured import MISSING, Outside
 from tilert.frontend.inline import Inline
 from tilert.frontend.source import Source
+from tilert.frontend.tile_words import subscript
 from tilert.frontend.values import (
     CONSTANTS,
     PROXIES,
@@ -56,6 +57,10 @@ _PYTHON_WORDS = {
     builtins.min: language.min,
     builtins.max: language.max,
     builtins.sum: language.sum,
+    builtins.any: language.any,
+    builtins.all: language.all,
+    builtins.pow: language.pow,
+    builtins.round: language.round,
 }
 _MAX_DEPTH = 64
 
@@ -151,7 +156,7 @@ class Expressions:
         if not isinstance(a, Value) and not isinstance(b, Value):
             return self._folded(node, fold, a, b)
         if name == "**":
-            raise self.source.error("** is not available on tiles; multiply or use exp/log", node)
+            return self.builder.power(a, b)
         return self.builder.binary(name, a, b)
 
     def _folded(self, node: ast.AST, fold: Callable[..., Any], *args: Any) -> Any:
@@ -238,7 +243,7 @@ class Expressions:
         raise self.source.error(f"{describe(owner)} has no attribute '{node.attr}'", node)
 
     def expr_Subscript(self, node: ast.Subscript) -> Any:
-        """`array[...]`, `tile[:, None]` or a tuple item."""
+        """`array[...]`, `tile[...]` or a tuple item."""
         owner = self.expr(node.value)
         index = self.expr(node.slice)
         if isinstance(owner, RefArg):
@@ -250,7 +255,7 @@ class Expressions:
                 node,
             )
         if isinstance(owner, Value):
-            return self._insert_axes(owner, index if isinstance(index, tuple) else (index,), node)
+            return subscript(self.builder, owner, index if isinstance(index, tuple) else (index,))
         if not isinstance(owner, tuple | str | bytes):
             raise self.source.error(
                 f"{describe(owner)} cannot be indexed in a kernel; use a tuple", node
@@ -259,18 +264,6 @@ class Expressions:
             return owner[index]
         except (TypeError, IndexError, KeyError) as e:
             raise self.source.error(f"cannot index {describe(owner)}: {e}", node) from None
-
-    def _insert_axes(self, x: Value, index: tuple[Any, ...], node: ast.AST) -> Value:
-        kept = [i for i in index if i is not None]
-        if any(i != slice(None) for i in kept) or len(kept) > len(x.shape):
-            raise self.source.error(
-                "a tile is indexed only to insert axes, as in x[:, None]; slices of tiles are "
-                "read from the array",
-                node,
-            )
-        sizes = iter(x.shape)
-        shape = [1 if i is None else next(sizes) for i in index]
-        return self.builder.reshape(x, (*shape, *sizes))
 
     def _arguments(self, node: ast.Call) -> tuple[list[Any], dict[str, Any]]:
         args: list[Any] = []

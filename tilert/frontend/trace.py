@@ -7,7 +7,8 @@ from tilert import language
 from tilert.constant import constant_key
 from tilert.dtypes import bool_, i32
 from tilert.frontend.expressions import Expressions, word
-from tilert.frontend.values import PROXIES, MutArg, RefArg, TileIndex, describe
+from tilert.frontend.pieces import trace_pieces
+from tilert.frontend.values import PROXIES, BoundMethod, MutArg, RefArg, TileIndex, describe
 from tilert.frontend.words import FUNCTIONS
 from tilert.ir import Block, TileType, Value
 from tilert.limits import MAX_STATEMENTS, MAX_UNROLLED
@@ -88,7 +89,11 @@ class Tracer(Expressions):
         """A compile-time condition on shapes and constants."""
         held = self.expr(node.test)
         if not isinstance(held, bool | int):
-            raise self.source.error("assert takes a compile-time condition", node.test)
+            raise self.source.error(
+                "assert takes a compile-time condition; debug_assert(condition, message) a run-time"
+                " one",
+                node.test,
+            )
         if not held:
             message = self.expr(node.msg) if node.msg is not None else "assertion failed"
             raise self.source.error(str(message), node)
@@ -199,6 +204,9 @@ class Tracer(Expressions):
             raise self.source.error("for-else is not available in kernels", node)
         call = node.iter
         loop: Any = self.expr(call.func) if isinstance(call, ast.Call) else None
+        if isinstance(loop, BoundMethod) and loop.name == "pieces" and self.depth == 0:
+            trace_pieces(self, node, loop.owner)
+            return
         loops = (language.range_, language.tiles, language.static_range)
         if not isinstance(call, ast.Call) or not any(loop is one for one in loops):
             raise self.source.error("a loop runs over range(), tiles() or static_range()", call)

@@ -5,6 +5,7 @@ from typing import Any
 from tilert.dead_code import remove_dead
 from tilert.frontend.builder import Builder
 from tilert.frontend.captured import Outside
+from tilert.frontend.pieces import walks
 from tilert.frontend.source import Source
 from tilert.frontend.trace import Tracer
 from tilert.frontend.values import MutArg, RefArg
@@ -26,6 +27,7 @@ def trace_kernel(
         KernelError: at the first expression that does not fit.
     """
     builder = Builder()
+    builder.between_pieces = walks(source, params)
     scope: dict[str, Any] = dict(consts)
     for p in params:
         scope[p.name] = MutArg(p) if p.kind == "mut" else RefArg(p)

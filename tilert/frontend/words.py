@@ -3,24 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from tilert.dtypes import DType, f32, i32
+from tilert.dtypes import DType, i32
 from tilert.frontend.builder import Builder
+from tilert.frontend.pieces import check_held
+from tilert.frontend.tile_words import TILE_WORDS, permute, static_int, static_shape
 from tilert.frontend.values import MutArg, RefArg, Span, TileIndex, describe
 from tilert.ir import Value
-from tilert.ops import TypeRuleError, make
+from tilert.ops import FLOAT_FUNCTIONS, TypeRuleError, make
 
 __all__ = ["FUNCTIONS", "METHODS", "attribute"]
-
-
-def _shape(shape: Any) -> tuple[int, ...]:
-    if isinstance(shape, int):
-        shape = (shape,)
-    if not isinstance(shape, tuple) or not all(isinstance(n, int) and n > 0 for n in shape):
-        shown = describe(shape)
-        if isinstance(shape, tuple) and all(isinstance(n, int) for n in shape):
-            shown = str(list(shape))
-        raise TypeRuleError(f"a shape is a tuple of positive compile-time ints, got {shown}")
-    return shape
 
 
 def _dtype(dtype: Any) -> DType:
@@ -29,14 +20,8 @@ def _dtype(dtype: Any) -> DType:
     return dtype
 
 
-def _static_int(x: Any, what: str) -> int:
-    if not isinstance(x, int) or isinstance(x, bool):
-        raise TypeRuleError(f"{what} must be a compile-time int, got {describe(x)}")
-    return x
-
-
 def _full(b: Builder, shape: Any, value: Any, dtype: Any) -> Value:
-    return b.broadcast(b.cast(b.value(value, _dtype(dtype)), _dtype(dtype)), _shape(shape))
+    return b.broadcast(b.cast(b.value(value, _dtype(dtype)), _dtype(dtype)), static_shape(shape))
 
 
 def _zeros(b: Builder, shape: Any, dtype: Any) -> Value:
@@ -44,14 +29,14 @@ def _zeros(b: Builder, shape: Any, dtype: Any) -> Value:
 
 
 def _iota(b: Builder, size: Any) -> Value:
-    return b.emit("iota", size=_shape(_static_int(size, "the size"))[0])
+    return b.emit("iota", size=static_shape(static_int(size, "the size"))[0])
 
 
 def _span(_: Builder, start: Any, size: Any) -> Span:
     scalar = isinstance(start, Value) and not start.shape and start.dtype.is_int
     if not scalar and (not isinstance(start, int) or isinstance(start, bool)):
         raise TypeRuleError(f"a span starts at an integer scalar, got {describe(start)}")
-    return Span(start, _shape(_static_int(size, "the size"))[0])
+    return Span(start, static_shape(static_int(size, "the size"))[0])
 
 
 def _mma(b: Builder, x: Any, y: Any, acc: Any) -> Value:
@@ -68,16 +53,6 @@ def _cdiv(b: Builder, x: Any, y: Any) -> "Value | int":
 
 def _bitcast(b: Builder, x: Any, dtype: Any) -> Value:
     return b.emit("bitcast", b.value(x), dtype=_dtype(dtype))
-
-
-def _mean(b: Builder, x: Any, axis: Any = None, keepdims: Any = False) -> Value:
-    v = b.value(x)
-    if not v.dtype.is_float:
-        raise TypeRuleError(f"mean needs a float tile, got {v.dtype.name}; cast with .to(f32)")
-    # In f32, or the sum of a half-width tile would round, and could overflow, before the division.
-    total = b.reduce("sum", b.cast(v, f32), axis, keepdims)
-    count = v.type.numel // total.type.numel
-    return b.cast(b.binary("mul", total, 1.0 / count), v.dtype)
 
 
 def _minimum(b: Builder, x: Any, y: Any) -> Any:
@@ -101,16 +76,23 @@ def _extreme(kind: str, two: Callable[[Builder, Any, Any], Any]) -> Callable[...
     return word
 
 
-def _argmax(b: Builder, x: Any, axis: Any) -> Value:
-    return b.reduce("argmax", b.value(x), _static_int(axis, "the axis"), False)
-
-
-def _sum(b: Builder, x: Any, axis: Any = None, keepdims: Any = False) -> Value:
-    return b.reduce("sum", b.value(x), axis, keepdims)
-
-
 def _unary(name: str) -> Callable[[Builder, Any], Value]:
     return lambda b, x: b.unary(name, x)
+
+
+_UNARY = (*FLOAT_FUNCTIONS, "abs", "isnan", "isinf", "isfinite")
+
+
+def _device_print(b: Builder, text: Any, *values: Any) -> None:
+    if not isinstance(text, str):
+        raise TypeRuleError(f"device_print begins with a text, got {describe(text)}")
+    b.append(make("print", [b.value(v) for v in values], text=text))
+
+
+def _debug_assert(b: Builder, condition: Any, message: Any) -> None:
+    if not isinstance(message, str):
+        raise TypeRuleError(f"debug_assert ends with a text, got {describe(message)}")
+    b.append(make("check", [b.value(condition)], message=message))
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -121,30 +103,15 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "mma": _mma,
     "cdiv": _cdiv,
     "bitcast": _bitcast,
-    "mean": _mean,
     "minimum": _minimum,
     "maximum": _maximum,
     "max": _extreme("max", _maximum),
     "min": _extreme("min", _minimum),
-    "argmax": _argmax,
-    "sum": _sum,
     "where": lambda b, c, x, y: b.select(c, x, y),
-    **{
-        name: _unary(name)
-        for name in [
-            "exp",
-            "exp2",
-            "log",
-            "log2",
-            "sqrt",
-            "rsqrt",
-            "sin",
-            "cos",
-            "tanh",
-            "floor",
-            "abs",
-        ]
-    },
+    **{name: _unary(name) for name in _UNARY},
+    **TILE_WORDS,
+    "device_print": _device_print,
+    "debug_assert": _debug_assert,
 }
 
 
@@ -172,46 +139,101 @@ def _tile_like(b: Builder, ref: RefArg, other: Any, axis: Any = None) -> Value:
     index = piece_index(b, other)
     if axis is None:
         return b.load(ref, index, 0)
-    if not -len(index) <= _static_int(axis, "the axis") < len(index):
+    if not -len(index) <= static_int(axis, "the axis") < len(index):
         raise TypeRuleError(f"'{other.param.name}' has {len(index)} axes, no axis {axis}")
     return b.load(ref, (index[axis],), 0)
 
 
 def _mut_load(b: Builder, mut: MutArg) -> Value:
+    check_held(b, mut)
+    _check_mode(mut, "load")
     return b.emit("load_piece", param=mut.param)
 
 
 def _mut_store(b: Builder, mut: MutArg, tile: Any) -> None:
+    _check_mode(mut, "store")
+    b.append(make("store_piece", [_to_store(b, mut, tile)], param=mut.param))
+
+
+def _update(word: str) -> Callable[..., None]:
+    def update(b: Builder, mut: MutArg, tile: Any) -> None:
+        _check_mode(mut, word)
+        b.append(make("accumulate_piece", [_to_store(b, mut, tile)], param=mut.param))
+
+    return update
+
+
+def _check_mode(mut: MutArg, word: str) -> None:
+    """Rule O2: pieces that may overlap are only updated, all others are loaded and stored to."""
+    name, mode = mut.param.name, mut.param.accumulate
+    if mode and word != mode:
+        raise TypeRuleError(
+            f"O2 disjoint pieces: '{name}' is a Mut[Accumulate.{mode.capitalize()}], whose pieces"
+            f" may overlap; only {name}.{mode}(tile) is allowed"
+        )
+    if not mode and word not in ("store", "load"):
+        raise TypeRuleError(
+            f"'{name}' is a plain Mut; declare it Mut[Accumulate.{word.capitalize()}] to call"
+            f" {name}.{word}(tile)"
+        )
+
+
+def _to_store(b: Builder, mut: MutArg, tile: Any) -> Value:
+    """The tile in the piece's shape; floats round to its dtype."""
     param = mut.param
+    check_held(b, mut)
     v = b.value(tile, param.dtype)
     if v.dtype.is_float and param.dtype.is_float:
         v = b.cast(v, param.dtype)
     if not v.shape and param.tile is not None:
         v = b.broadcast(v, param.tile)
-    b.append(make("store_piece", [v], param=param))
+    return v
+
+
+def _pieces(_: Builder, mut: MutArg) -> None:
+    raise TypeRuleError(
+        f"O2 disjoint pieces: {mut.param.name}.pieces() stands only in a for statement of the"
+        " kernel's own body"
+    )
 
 
 METHODS: dict[tuple[type, str], tuple[str, Callable[..., Any]]] = {
     (Value, "to"): (".to(dtype)", _to),
     (Value, "reshape"): (".reshape(*shape)", _reshape),
+    (Value, "permute"): (".permute(*axes)", permute),
     (RefArg, "load"): (".load(*index, fill=0)", _ref_load),
     (RefArg, "tile_like"): (".tile_like(mut, axis=None)", _tile_like),
     (MutArg, "load"): (".load()", _mut_load),
     (MutArg, "store"): (".store(tile)", _mut_store),
+    **{(MutArg, word): (f".{word}(tile)", _update(word)) for word in ("add", "max", "min")},
+    (MutArg, "pieces"): (".pieces()", _pieces),
 }
 
 
 def piece_index(b: Builder, mut: MutArg) -> tuple[TileIndex, ...]:
     """Where this program's piece is, one tile index an axis."""
     param = mut.param
+    check_held(b, mut)
     tile = param.tile or ()
     out = []
     for axis, size in enumerate(tile):
         n = param.shape[axis]
         single = n is not None and n <= size and not (param.indexed and axis == 0)
-        number = b.const(0, i32) if single else b.emit("program", axis=axis)
+        number = b.const(0, i32) if single else _piece_number(b, mut, axis)
         out.append(TileIndex(number, size))
     return tuple(out)
+
+
+def _piece_number(b: Builder, mut: MutArg, axis: int) -> Value:
+    if mut.param.place is None:
+        return b.emit("program", axis=axis)
+    start, steps = mut.param.place[axis]
+    number = b.const(start, i32)
+    for grid_axis, step in enumerate(steps):
+        if step:
+            way = b.binary("mul", b.emit("program", axis=grid_axis), step)
+            number = b.binary("add", way, number)
+    return number
 
 
 def _mut_attribute(b: Builder, mut: MutArg, name: str) -> Any:

@@ -1,0 +1,210 @@
+// Stands in for the device prelude where generated kernels are compiled as C++ for the host: the
+// threads of a block are fibers that run in turn, in another order between any two barriers, so
+// that a missing barrier shows. What a warp does together is done at barriers of the block.
+#include <algorithm>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <ucontext.h>
+#include <vector>
+
+using std::max;
+using std::min;
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned char u8;
+typedef long long i64;
+typedef unsigned long long u64;
+#define __align__(n) __attribute__((aligned(n)))
+#define __global__
+#define __shared__
+#define __launch_bounds__(n)
+#define __restrict__
+#define DEV static inline
+struct bf16 { u16 x; };
+struct f16 { u16 x; };
+struct __align__(16) vec16 { u32 w[4]; };
+struct __align__(8) vec8 { u32 w[2]; };
+
+static struct { int x; } threadIdx, blockIdx, gridDim;
+alignas(128) char smem[1 << 20];
+
+// -- fibers ------------------------------------------------------------------------------------
+
+namespace emulator {
+const int MOST = 1024;
+const size_t STACK = 1 << 18;
+ucontext_t scheduler, fibers[MOST];
+bool done[MOST];
+bool trapped;
+int threads, barriers;
+u64 slots[MOST][8];
+void (*body)();
+
+void enter() { body(); done[threadIdx.x] = true; swapcontext(&fibers[threadIdx.x], &scheduler); }
+
+void barrier() {
+  const int me = threadIdx.x;
+  swapcontext(&fibers[me], &scheduler);
+  threadIdx.x = me;
+}
+
+// Runs one block; what is wrong with it, or null.
+const char* run(int count, void (*f)()) {
+  threads = count;
+  body = f;
+  trapped = false;
+  // Of this call alone: every kernel is a library with variables of its own.
+  std::unique_ptr<char[]> stacks(new char[STACK * count]);
+  for (int t = 0; t < count; ++t) {
+    done[t] = false;
+    getcontext(&fibers[t]);
+    fibers[t].uc_stack.ss_sp = &stacks[STACK * t];
+    fibers[t].uc_stack.ss_size = STACK;
+    fibers[t].uc_link = nullptr;
+    makecontext(&fibers[t], enter, 0);
+  }
+  u32 order = 12345;
+  for (;;) {
+    order = order * 1664525u + 1013904223u;
+    // A step that is coprime to the power of two that the threads are.
+    const u32 first = order >> 8, step = (order >> 20) | 1u;
+    int finished = 0;
+    for (int i = 0; i < count; ++i) {
+      const int t = (first + i * step) % (u32)count;
+      if (done[t]) return "some threads have ended, others are at a barrier";
+      threadIdx.x = t;
+      swapcontext(&scheduler, &fibers[t]);
+      if (trapped) return "trap";
+      finished += done[t];
+    }
+    if (finished == count) return nullptr;
+    if (finished) return "some threads have ended, others are at a barrier";
+  }
+}
+}  // namespace emulator
+
+// One thread runs at a time.
+template <class T, class V> T atomicAdd(T* p, V v) { T old = *p; *p = old + v; return old; }
+template <class T, class V> T atomicMax(T* p, V v) { T old = *p; *p = old > v ? old : v; return old; }
+template <class T, class V> T atomicMin(T* p, V v) { T old = *p; *p = old < v ? old : v; return old; }
+
+#define __syncthreads() emulator::barrier()
+#define __trap() do { emulator::trapped = true; emulator::barrier(); } while (0)
+
+// -- numbers -----------------------------------------------------------------------------------
+
+template <class T, class F> T bits_of(F v) { T r; std::memcpy(&r, &v, sizeof r); return r; }
+DEV float __uint_as_float(u32 v) { return bits_of<float>(v); }
+DEV float __int_as_float(int v) { return bits_of<float>(v); }
+DEV u32 __float_as_uint(float v) { return bits_of<u32>(v); }
+DEV int __float_as_int(float v) { return bits_of<int>(v); }
+DEV u32 __umulhi(u32 a, u32 b) { return (u64)a * b >> 32; }
+DEV float __fmul_rn(float a, float b) { volatile float r = a * b; return r; }
+DEV float __fadd_rn(float a, float b) { volatile float r = a + b; return r; }
+DEV float __fdiv_rn(float a, float b) { volatile float r = a / b; return r; }
+DEV float __fsqrt_rn(float a) { return std::sqrt(a); }
+DEV float rsqrtf(float v) { return 1.0f / std::sqrt(v); }
+
+DEV float f32_of(float v) { return v; }
+DEV float f32_of(bf16 v) { return __uint_as_float((u32)v.x << 16); }
+DEV float f32_of(f16 v) {
+  const int e = v.x >> 10 & 31, m = v.x & 1023;
+  float r = e == 31 ? (m ? NAN : INFINITY) : e ? std::ldexp(1024.0f + m, e - 25) : std::ldexp((float)m, -24);
+  return v.x >> 15 ? -r : r; }
+template <class T> struct to;
+template <> struct to<float> { DEV float from(float v) { return v; } };
+template <> struct to<bf16> { DEV bf16 from(float v) {
+  const u32 u = __float_as_uint(v);
+  if (v != v) return bf16{0x7fff};
+  return bf16{(u16)((u + 0x7fff + (u >> 16 & 1)) >> 16)}; } };
+template <> struct to<f16> { DEV f16 from(float v) {
+  const u16 sign = std::signbit(v) ? 0x8000 : 0;
+  const float a = std::fabs(v);
+  if (a != a) return f16{0x7fff};
+  if (a >= 65520.0f) return f16{(u16)(sign | 0x7c00)};
+  int e; std::frexp(a, &e);
+  const int unit = a == 0 ? -24 : std::max(e - 11, -24);
+  const int m = (int)std::nearbyint(std::ldexp(a, -unit));
+  return f16{(u16)(sign | (unit == -24 ? m : m + ((unit + 24) << 10)))}; } };
+DEV u32 pack(bf16 a, bf16 b) { return (u32)a.x | ((u32)b.x << 16); }
+DEV u32 pack(f16 a, f16 b) { return (u32)a.x | ((u32)b.x << 16); }
+
+DEV float op_minimum(float a, float b) { return a != a || b != b ? NAN : std::fmin(a, b); }
+DEV float op_maximum(float a, float b) { return a != a || b != b ? NAN : std::fmax(a, b); }
+template <class T> DEV T op_minimum(T a, T b) { return a < b ? a : b; }
+template <class T> DEV T op_maximum(T a, T b) { return a > b ? a : b; }
+template <class T> DEV T op_floordiv(T a, T b) {
+  T q = a / b; return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q; }
+template <class T> DEV T op_mod(T a, T b) {
+  T r = a % b; return (r != 0 && ((r < 0) != (b < 0))) ? r + b : r; }
+DEV u32 op_floordiv(u32 a, u32 b) { return a / b; }
+DEV u32 op_mod(u32 a, u32 b) { return a % b; }
+DEV u8 op_floordiv(u8 a, u8 b) { return a / b; }
+DEV u8 op_mod(u8 a, u8 b) { return a % b; }
+template <class T> struct cut { DEV T from(float v) {
+  const double low = (T)-1 < 0 ? -std::ldexp(1.0, 8 * sizeof(T) - 1) : 0;
+  const double high = std::ldexp(1.0, 8 * sizeof(T) - ((T)-1 < 0));
+  if (v != v) return 0;
+  if (v <= low) return (T)low;
+  if (v >= high) return (T)-1 < 0 ? (T)(((u64)1 << (8 * sizeof(T) - 1)) - 1) : (T)-1;
+  return (T)v; } };
+
+// -- what a warp does together -----------------------------------------------------------------
+
+template <class T> DEV T shuffle_xor(T v, int mask) {
+  using namespace emulator;
+  std::memcpy(slots[threadIdx.x], &v, sizeof v);
+  barrier();
+  T r; std::memcpy(&r, slots[threadIdx.x ^ mask], sizeof r);
+  barrier();
+  return r; }
+DEV vec16 load16(const void* p) { vec16 v; std::memcpy(&v, p, 16); return v; }
+DEV vec16 load16_stream(const void* p) { return load16(p); }
+DEV u32 shared_address(const void* p) { return (u32)((const char*)p - smem); }
+DEV void copy_async16(u32 dst, const void* src, bool valid) {
+  if (valid) std::memcpy(smem + dst, src, 16); else std::memset(smem + dst, 0, 16); }
+DEV void copy_commit() {}
+template <int N> DEV void copy_wait() {}
+// Four 8x8 matrices of 16-bit elements: lane 8 * i + j points at row j of matrix i.
+static void matrices(u32* r, u32 a, bool transposed) {
+  using namespace emulator;
+  slots[threadIdx.x][0] = a;
+  barrier();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x - lane;
+  for (int i = 0; i < 4; ++i) {
+    u16 pair[2];
+    for (int h = 0; h < 2; ++h) {
+      const int row = transposed ? lane % 4 * 2 + h : lane / 4;
+      const int col = transposed ? lane / 4 : lane % 4 * 2 + h;
+      std::memcpy(&pair[h], smem + slots[warp + 8 * i + row][0] + 2 * col, 2);
+    }
+    r[i] = pair[0] | (u32)pair[1] << 16;
+  }
+  barrier(); }
+DEV void ldmatrix4(u32* r, u32 a) { matrices(r, a, false); }
+DEV void ldmatrix4_t(u32* r, u32 a) { matrices(r, a, true); }
+// mma.m16n8k16; see "Matrix Fragments for mma.m16n8k16" of the PTX ISA.
+template <class T> DEV void mma_step(float* c, const u32* a, u32 b0, u32 b1, T) {
+  using namespace emulator;
+  for (int i = 0; i < 4; ++i) slots[threadIdx.x][i] = a[i];
+  slots[threadIdx.x][4] = b0;
+  slots[threadIdx.x][5] = b1;
+  barrier();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x - lane;
+  for (int e = 0; e < 4; ++e) {
+    const int row = lane / 4 + 8 * (e / 2), col = lane % 4 * 2 + e % 2;
+    double total = c[e];
+    for (int k = 0; k < 16; ++k) {
+      const u64* left = slots[warp + row % 8 * 4 + k % 8 / 2];
+      const u64* right = slots[warp + col * 4 + k % 8 / 2];
+      const T x{(u16)(left[row / 8 + k / 8 * 2] >> 16 * (k % 2))};
+      const T y{(u16)(right[4 + k / 8] >> 16 * (k % 2))};
+      total += (double)f32_of(x) * f32_of(y);
+    }
+    c[e] = (float)total;
+  }
+  barrier(); }
