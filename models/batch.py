@@ -1,16 +1,18 @@
 """Device state of the sequences that one step works on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 import tilert
+from models import kernels
 from models.config import ModelConfig
 from models.kv_cache import KVCache
 from models.prompt import Prompt
 from models.scratch import Scratch
-from models.slot import MAX_BIASES, Features, Slot
+from models.slot import FROM_SLOT, KEPT, MAX_BIASES, PADDING, WORDS, Features, Slot
 from models.tiling import CHUNK, chunks_of
 from tilert import Array, Device, DType, UniqueIndex, f32, i32, u32
 
@@ -18,6 +20,11 @@ __all__ = ["TOP_LOGPROBS", "Batch", "Features", "Slot"]
 
 TOP_LOGPROBS = 20
 """Likeliest tokens that a step with log probabilities reports."""
+
+_WIDTHS = {name: len(form) for name, form in WORDS.items()}
+_STARTS = dict(zip(WORDS, accumulate(_WIDTHS.values(), initial=0), strict=False))
+_DTYPES = {"i": i32, "f": f32, "II": u32}
+_SOURCE, _NEEDS = _STARTS["source"], _STARTS["needs"]
 
 
 class _Memory:
@@ -31,18 +38,17 @@ class _Memory:
         self.size = size
         self.chunks = chunks_of(config.vocab_size)
         shape = (size, self.chunks)
+        # What the host knows of each slot, one upload for all of it; and its rows of the cache.
+        self.words = np.zeros((size, sum(_WIDTHS.values())), np.int32)
+        self.words[:] = np.frombuffer(PADDING.words(), np.int32)
+        self.rows = np.full(size, -1, np.int64)
+        self.given = tilert.from_numpy(self.words, device)
+        self.results = self._zeros(i32, first=2)
+        self.before = self._zeros(i32)
         self.plain = {
             # What pads a row is no token.
             "logits": tilert.full((size, self.chunks * CHUNK), float("-inf"), f32, device),
-            "ids": self._zeros(i32),
             "positions": self._zeros(i32),
-            "bad": self._zeros(i32),
-            "temperature": self._zeros(f32),
-            "top_k": self._zeros(i32),
-            "top_p": tilert.full((size,), 1.0, f32, device),
-            "min_p": self._zeros(f32),
-            "seeds": self._zeros(u32, 2),
-            "filters": self._zeros(i32),
             "lowest": self._zeros(f32),
             "best": tilert.zeros(shape, f32, device),
             "index": tilert.zeros(shape, i32, device),
@@ -53,32 +59,29 @@ class _Memory:
             "token": tilert.zeros(shape, i32, device),
         }
         self.edits: dict[str, Array] = {}
+        self.masks = np.zeros((0, 0, 0), np.uint32)
         self.logprobs: dict[str, Array] = {}
 
-    def _zeros(self, dtype: DType, *shape: int) -> Array:
-        return tilert.zeros((self.size, *shape), dtype, self.device)
+    def _zeros(self, dtype: DType, *shape: int, first: int | None = None) -> Array:
+        lead = () if first is None else (first,)
+        return tilert.zeros((*lead, self.size, *shape), dtype, self.device)
 
     def need_edits(self) -> dict[str, Array]:
-        """Inputs and output of `edit_logits`."""
+        """Inputs and output of `edit_logits`, but for its words of the slots."""
         if not self.edits:
             self.edits = {
                 "edited": self._zeros(f32, self.chunks, CHUNK),
-                "presence": self._zeros(f32),
-                "frequency": self._zeros(f32),
-                "repetition": tilert.full((self.size,), 1.0, f32, self.device),
-                "biases": self._zeros(i32),
                 "bias_ids": self._zeros(i32, MAX_BIASES),
                 "bias_values": self._zeros(f32, MAX_BIASES),
-                "masked": self._zeros(i32),
                 "allowed": self._zeros(u32, self.chunks, CHUNK // 32),
             }
+            self.masks = np.zeros(self.edits["allowed"].shape, np.uint32)
         return self.edits
 
     def need_logprobs(self) -> dict[str, Array]:
         """Working memory and outputs of `logprobs`."""
         if not self.logprobs:
             self.logprobs = {
-                "wanted": self._zeros(i32),
                 "best": self._zeros(f32, self.chunks),
                 "rank": self._zeros(i32, self.chunks),
                 "order": self._zeros(i32, self.chunks),
@@ -97,19 +100,21 @@ class Batch:
         size: number of slots.
         ids: i32[size], the newest token of each.
         positions: i32[size], where that token goes.
-        bad: i32[size], 1 from the step on whose logits held NaN, until `set`.
+        bad: i32[size], 1 from the step on whose logits held NaN, until the slot changes.
+        results: i32[2, slots], `ids` and `bad` of every slot of the memory, for one copy of both.
         logits: f32[size, V], of the last step, before temperature and edits.
-        features: what the slots that were last `set` need.
+        features: what the slots need.
         index: where each slot's keys and values go.
         rows: the cache row of each slot, on the host; -1 for padding.
         row_index: the same as an index map; up to date where features has edits.
-        prefills: recorded prefills of a batch of one slot, by size and features.
+        prefills: recorded layers of prefills, their inputs and where they work, by size.
+        prefill_samplings: recordings of what follows, by features.
     """
 
     def __init__(
         self, config: ModelConfig, device: Device, dtype: DType, cache: KVCache, size: int
     ) -> None:
-        """Padding slots only, until `set`."""
+        """Padding slots only, until `set` or `change`."""
         if size < 1:
             raise ValueError(f"a batch needs at least one slot, got {size}")
         self._cache = cache
@@ -121,16 +126,19 @@ class Batch:
         self.size = size
         self._memory = memory
         self.scratch = scratch
-        self.arrays = {name: array[:size] for name, array in memory.plain.items()}
-        self.ids = self.arrays["ids"]
+        self._words = {name: _field(memory.given[:size], name) for name in WORDS}
+        self.results = memory.results
+        self.ids, self.bad = memory.results[0, :size], memory.results[1, :size]
+        self.arrays = {name: array[:size] for name, array in memory.plain.items()} | self._words
         self.positions = self.arrays["positions"]
-        self.bad = self.arrays["bad"]
         self.logits = self.arrays["logits"][:, : self._vocabulary]
-        self.features = Features.of(())
+        self.features = Features.of(0)
         self.index = self._cache.table.decode_index(size)
         self.rows = np.full(size, -1, np.int64)
         self.row_index = UniqueIndex.checked(self.rows, memory.device)
-        self.prefills: dict[tuple[int, Features], tuple[Prompt, tilert.Graph]] = {}
+        self._seating: tuple[Array, tilert.Graph] | None = None
+        self.prefills: dict[int, tuple[Prompt, Scratch, tilert.Graph]] = {}
+        self.prefill_samplings: dict[Features, tilert.Graph] = {}
 
     @property
     def chunks(self) -> Array:
@@ -140,7 +148,8 @@ class Batch:
     @property
     def edits(self) -> dict[str, Array]:
         """Inputs and output of `edit_logits`; takes memory on first use."""
-        return {name: a[: self.size] for name, a in self._memory.need_edits().items()}
+        own = {name: array[: self.size] for name, array in self._memory.need_edits().items()}
+        return self._words | own
 
     @property
     def logprobs(self) -> dict[str, Array]:
@@ -149,15 +158,17 @@ class Batch:
         "chosen": f32[size], of the ids. "top_ids": i32[size, K], "top_values": f32[size, K]: the
         likeliest K tokens. Takes memory on first use.
         """
-        return {name: a[: self.size] for name, a in self._memory.need_logprobs().items()}
+        own = {name: array[: self.size] for name, array in self._memory.need_logprobs().items()}
+        return self._words | own
 
     def head(self, size: int) -> "Batch":
-        """A batch of the first slots, whose arrays are views of this one's.
+        """A batch of the first slots, which has them in common with this one.
 
-        Its rows are its own: what runs on it is what was last `set` on it.
+        A change to either is one to the slots of both, but what runs on a batch is what was there
+        when it was last changed itself.
         """
-        if not 1 <= size <= self.size:
-            raise ValueError(f"a batch of {self.size} slots has no first {size}")
+        if not 1 <= size <= self._memory.size:
+            raise ValueError(f"a batch of {self._memory.size} slots has no first {size}")
         batch = object.__new__(Batch)
         batch._cache = self._cache
         batch._vocabulary = self._vocabulary
@@ -165,79 +176,134 @@ class Batch:
         return batch
 
     def set(self, slots: Sequence[Slot]) -> None:
-        """Upload every slot.
+        """Replace every slot.
 
         Raises:
-            ValueError: if their number is not `size`, or a slot has more than `MAX_BIASES` biases.
-            tilert.OwnershipError: if a row occurs twice.
-            IndexError: if a row does not exist.
+            ValueError: if their number is not `size`; otherwise as `change`.
         """
         if len(slots) != self.size:
             raise ValueError(f"a batch of {self.size} slots got {len(slots)}")
-        for slot in slots:
-            if len(slot.logit_bias) > MAX_BIASES:
-                raise ValueError(
-                    f"a slot takes at most {MAX_BIASES} biases, got {len(slot.logit_bias)}"
-                )
-        rows = np.array([slot.row for slot in slots], np.int64)
-        self.index.set_rows(rows)
-        self.rows = np.maximum(rows, -1)
-        self.features = Features.of(slots)
-        to = self.arrays
-        _upload(to["ids"], [slot.token for slot in slots])
-        _upload(to["positions"], [slot.position for slot in slots])
-        _upload(to["bad"], [0] * self.size)
-        _upload(to["temperature"], [slot.temperature for slot in slots])
-        _upload(to["top_k"], [slot.top_k for slot in slots])
-        _upload(to["top_p"], [slot.top_p for slot in slots])
-        _upload(to["min_p"], [slot.min_p for slot in slots])
-        _upload(to["filters"], [slot.filters for slot in slots])
-        words = [(slot.seed & 0xFFFFFFFF, slot.seed >> 32 & 0xFFFFFFFF) for slot in slots]
-        _upload(to["seeds"], words)
-        # Once there is memory for them, a recorded step may read them.
-        if self.features.edits or self._memory.edits:
-            self._set_edits(slots)
-        if self.features.logprobs or self._memory.logprobs:
-            _upload(self.logprobs["wanted"], [slot.logprobs for slot in slots])
+        self.change(dict(enumerate(slots)))
 
-    def _set_edits(self, slots: Sequence[Slot]) -> None:
-        to = self.edits
-        self.row_index.update(self.rows)
-        _upload(to["presence"], [slot.presence_penalty for slot in slots])
-        _upload(to["frequency"], [slot.frequency_penalty for slot in slots])
-        _upload(to["repetition"], [slot.repetition_penalty for slot in slots])
-        _upload(to["masked"], [slot.masked for slot in slots])
-        _upload(to["biases"], [len(slot.logit_bias) for slot in slots])
-        if any(slot.logit_bias for slot in slots):
-            ids = np.zeros((self.size, MAX_BIASES), np.int32)
-            values = np.zeros((self.size, MAX_BIASES), np.float32)
-            for number, slot in enumerate(slots):
-                for place, (token, value) in enumerate(slot.logit_bias):
-                    ids[number, place], values[number, place] = token, value
-            to["bias_ids"].copy_from(ids)
-            to["bias_values"].copy_from(values)
+    def change(self, slots: Mapping[int, Slot], fresh: Array | None = None) -> None:
+        """Replace some slots, by number; the others go on from where the steps so far leave them.
 
-    def allow(self, slot: int, words: np.ndarray[Any, Any]) -> None:
-        """Upload the tokens that a masked slot may choose in steps enqueued from now on.
+        Nothing is read back, so the steps so far need not be done. Slots past `size` are to be
+        padding: they are when a larger batch of the same memory is changed next.
 
         Args:
-            words: 32-bit words; bit i % 32 of word i / 32 allows token i. Missing words allow none.
+            fresh: i32[P], for slots whose token is taken from there.
+
+        Raises:
+            ValueError: if a slot has more than `MAX_BIASES` biases, or its token comes from where
+                none is.
+            tilert.OwnershipError: if a row occurs twice.
+            IndexError: if a row or a slot does not exist. After any of them the batch is to be
+                `set` before it is used again.
+        """
+        memory, size = self._memory, self.size
+        entries = 0 if fresh is None else fresh.shape[0]
+        biased = []
+        for number, slot in slots.items():
+            self._check(number, slot.source, entries)
+            memory.words[number] = np.frombuffer(slot.words(), np.int32)
+            memory.rows[number] = max(slot.row, -1)
+            if slot.logit_bias:
+                biased.append(number)
+        if not np.array_equal(self.rows, memory.rows[:size]):
+            self.index.set_rows(memory.rows[:size])
+            self.rows = memory.rows[:size].copy()
+        words = memory.words[:size]
+        self.features = Features.of(int(np.bitwise_or.reduce(words[:, _NEEDS])))
+        self.need(self.features)
+        if self.features.edits:
+            self.row_index.update(self.rows)
+        memory.given[:size].copy_from(words)
+        for number in biased:
+            self._set_biases(number, slots[number].logit_bias)
+        self._seat(memory.before if fresh is None else fresh)
+        words[:, _SOURCE] = KEPT
+
+    def need(self, features: Features) -> None:
+        """Take the memory of these parts of the sampler: a recording would clear it each time."""
+        if features.edits:
+            self._memory.need_edits()
+            self._cache.history.take()
+        if features.logprobs:
+            self._memory.need_logprobs()
+
+    def _seat(self, fresh: Array) -> None:
+        """Enqueue what `change` has the device do, recorded: launching its op takes longer."""
+        if self._seating is None or self._seating[0] is not fresh:
+            self._seating = fresh, tilert.capture(self._memory.device, lambda: self._take(fresh))
+        self._seating[1].replay()
+
+    def _take(self, fresh: Array) -> None:
+        memory, words = self._memory, self._words
+        memory.before.copy_from(memory.results[0])
+        kernels.seat(
+            self.ids.partition(1),
+            self.positions.partition(1),
+            self.bad.partition(1),
+            words["source"],
+            words["id"],
+            words["start"],
+            memory.before,
+            fresh,
+        ).run()
+
+    def _check(self, number: int, source: int, entries: int) -> None:
+        """Refuse a slot that does not exist, or takes its token from where none is."""
+        size = self._memory.size
+        if not 0 <= number < size:
+            raise IndexError(f"a batch of {size} slots has no slot {number}")
+        if not -entries <= source < FROM_SLOT + size:
+            raise ValueError(
+                f"slot {number} has source {source}: there are {size} slots and {entries} fresh ids"
+                " to take a token from"
+            )
+
+    def _set_biases(self, number: int, pairs: Sequence[tuple[int, float]]) -> None:
+        to = self._memory.need_edits()
+        ids, values = np.zeros(MAX_BIASES, np.int32), np.zeros(MAX_BIASES, np.float32)
+        ids[: len(pairs)] = [token for token, _ in pairs]
+        values[: len(pairs)] = [value for _, value in pairs]
+        to["bias_ids"][number].copy_from(ids)
+        to["bias_values"][number].copy_from(values)
+
+    def allow(self, masks: Mapping[int, np.ndarray[Any, Any]]) -> None:
+        """Upload the tokens that masked slots, by number, may choose in steps enqueued from now on.
+
+        Args:
+            masks: 32-bit words; bit i % 32 of word i / 32 allows token i. Missing words allow none.
 
         Raises:
             IndexError: if there is no such slot.
             ValueError: if there are more words than the vocabulary takes.
         """
-        if not 0 <= slot < self.size:
-            raise IndexError(f"a batch of {self.size} slots has no slot {slot}")
-        room = self._memory.chunks * CHUNK // 32
-        if words.ndim != 1 or words.itemsize != 4 or len(words) > room:
-            raise ValueError(
-                f"a mask has up to {room} 32-bit words, got {words.dtype}{list(words.shape)}"
-            )
-        whole = np.zeros(room, np.uint32)
-        whole[: len(words)] = words.view(np.uint32)
-        self.edits["allowed"][slot].copy_from(whole.reshape(-1, CHUNK // 32))
+        if not masks:
+            return
+        allowed = self._memory.need_edits()["allowed"]
+        whole = self._memory.masks
+        room = whole[0].size
+        for number, words in masks.items():
+            if not 0 <= number < self.size:
+                raise IndexError(f"a batch of {self.size} slots has no slot {number}")
+            if words.ndim != 1 or words.itemsize != 4 or len(words) > room:
+                raise ValueError(
+                    f"a mask has up to {room} 32-bit words, got {words.dtype}{list(words.shape)}"
+                )
+            flat = whole[number].reshape(-1)
+            flat[: len(words)] = words.view(np.uint32)
+            flat[len(words) :] = 0
+        # One copy of all between the first and the last: each has a price of its own.
+        first, last = min(masks), max(masks) + 1
+        allowed[first:last].copy_from(whole[first:last])
 
 
-def _upload(array: Array, values: Sequence[Any]) -> None:
-    array.copy_from(np.array(values, array.dtype.numpy))
+def _field(words: Array, name: str) -> Array:
+    """A field of each slot: [slots], or [slots, n] for one of several words."""
+    start, width = _STARTS[name], _WIDTHS[name]
+    dtype = _DTYPES[WORDS[name]]
+    whole = words[:, start] if width == 1 else words[:, start : start + width]
+    return whole if dtype == i32 else whole.view(dtype)

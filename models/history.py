@@ -43,6 +43,10 @@ class History:
             self._counts = tilert.zeros(self._shape, i32, self._device)
         return self._counts
 
+    def take(self) -> None:
+        """Take the memory now: a recording that takes it clears it at every replay."""
+        self._counts = self.counts
+
     def set(self, row: int, prompt: Sequence[int], produced: Sequence[int] = ()) -> None:
         """Count a row's tokens anew.
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,8 @@ def read_config(folder: Path) -> ModelConfig:
 def _read_headers(folder: Path, config: ModelConfig) -> dict[str, _Stored]:
     """The model's tensors by canonical name, in the order of the files and offsets."""
     headers = {file: _header(file) for file in _shards(folder)}
-    check_layer_count(config, sum(map(len, headers.values())), str(folder))
+    where = _described(folder, headers)
+    check_layer_count(config, sum(map(len, headers.values())), where)
     canonical = {stored: name for name, stored in _hf_names(config).items()}
     found: dict[str, _Stored] = {}
     unknown: list[str] = []
@@ -138,8 +139,16 @@ def _read_headers(folder: Path, config: ModelConfig) -> dict[str, _Stored]:
                 entry["data_offsets"][0],
             )
     shapes = {name: stored.shape for name, stored in found.items()}
-    check_tensors(config, shapes, unknown, _hf_names(config), str(folder))
+    check_tensors(config, shapes, unknown, _hf_names(config), where)
     return found
+
+
+def _described(folder: Path, shards: Collection[Path]) -> str:
+    """The folder, and the shards in it that its index leaves out, for what is missing."""
+    left_out = [file.name for file in sorted(folder.glob("*.safetensors")) if file not in shards]
+    if not left_out or folder / SINGLE in shards:
+        return str(folder)
+    return f"{folder} (without {', '.join(left_out[:3])}, which {INDEX} does not list)"
 
 
 def _hf_names(config: ModelConfig) -> dict[str, str]:

@@ -97,11 +97,14 @@ class Tiling(Protocol):
     def decode_attention(self, batch: int, kv_heads: int) -> DecodeTiles:
         """For one new token of each of `batch` sequences."""
 
-    def prefill_attention(self, tokens: int, page_size: int) -> PrefillTiles:
-        """For `tokens` new tokens of one sequence."""
+    def prefill_attention(self, tokens: int, page_size: int, sequences: int) -> PrefillTiles:
+        """For `tokens` new tokens of up to `sequences` sequences."""
 
     def recorded_prompt(self, count: int) -> int | None:
         """Size of the recorded prefill that takes `count` tokens, None where none does."""
+
+    def padded_prompt(self, count: int) -> int:
+        """How many tokens `count` of them are run as where no recorded prefill takes them."""
 
     def sampling(self, vocabulary: int) -> SampleTiles:
         """For rows of `vocabulary` logits."""
@@ -131,12 +134,20 @@ class CpuTiling:
         # One page: more would be gathered, which copies them.
         return DecodeTiles(heads=1, pages=1, splits=1)
 
-    def prefill_attention(self, tokens: int, page_size: int) -> PrefillTiles:
+    def prefill_attention(self, tokens: int, page_size: int, sequences: int) -> PrefillTiles:
+        if sequences > 1:
+            # Every sequence with a token in a program meets all of its rows.
+            return PrefillTiles(rows=min(tokens, 64), pages=1)
         width = min(tokens, self.key_width)
         return PrefillTiles(rows=tokens, pages=-(-width // page_size))
 
     def recorded_prompt(self, count: int) -> int | None:
         return None
+
+    def padded_prompt(self, count: int) -> int:
+        # Each size has kernels of its own, compiled and kept: at most an eighth is padding.
+        step = 1 << max(count.bit_length() - 4, 0)
+        return -(-count // step) * step
 
     def sampling(self, vocabulary: int) -> SampleTiles:
         return SampleTiles(chunks=chunks_of(vocabulary), group=32, fan=3)
@@ -205,13 +216,16 @@ class CudaTiling:
             splits *= 2
         return DecodeTiles(heads=1, pages=1, splits=splits)
 
-    def prefill_attention(self, tokens: int, page_size: int) -> PrefillTiles:
+    def prefill_attention(self, tokens: int, page_size: int, sequences: int) -> PrefillTiles:
         return PrefillTiles(rows=64 if tokens <= 64 else 128, pages=1)
 
     def recorded_prompt(self, count: int) -> int | None:
         # Short prompts are bound by launching their ops, long ones by arithmetic: there padding
         # would cost more than a recording saves.
         return next((size for size in self.prompts if size >= count), None)
+
+    def padded_prompt(self, count: int) -> int:
+        return count
 
     def sampling(self, vocabulary: int) -> SampleTiles:
         # 8192 logits a step are 16 a thread of the largest program: more thresholds would spill.

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -49,8 +50,8 @@ class Transformer:
         self._cos = tilert.from_numpy(cos, self.device)
         self._sin = tilert.from_numpy(sin, self.device)
         self._scratch: Scratch | None = None
-        # Tokens of the last prefill, whose activations are in the scratch.
-        self._prefilled = 0
+        # f32[T, H], the residual stream that the last prefill's tokens left.
+        self._hidden: Array | None = None
 
     @classmethod
     def load(
@@ -150,29 +151,35 @@ class Transformer:
         last[: len(chunks)] = [chunk.stop - 1 for chunk in chunks]
         batch.positions.copy_from(last)
         rows = batch.rows[: len(chunks)].tolist()
-        self._prefilled = count = sum(len(chunk.tokens) for chunk in chunks)
+        count = sum(len(chunk.tokens) for chunk in chunks)
         # Recordings with draws serve greedy slots too.
         features = replace(batch.features, draws=True)
         size = self._tiling.recorded_prompt(count)
         if size is None:
-            prompt = Prompt(count, batch.size, self.device)
+            prompt = Prompt(self._tiling.padded_prompt(count), batch.size, self.device)
             prompt.set(cache, rows, chunks)
-            self._prefill(cache, batch, prompt, features)
+            scratch = self._prefill_scratch(prompt.size)
+            self._prefill_layers(cache, batch, prompt, scratch)
+            self._prefill_sample(cache, batch, features)
+            self._hidden = scratch.x[:count]
             return
-        key = size, features
-        if key not in batch.prefills:
-            prompt = Prompt(size, batch.size, self.device)
-            graph = tilert.capture(
-                self.device, lambda: self._prefill(cache, batch, prompt, features)
-            )
-            batch.prefills[key] = (prompt, graph)
-        prompt, graph = batch.prefills[key]
+        if size not in batch.prefills:
+            prompt, scratch = Prompt(size, batch.size, self.device), self._prefill_scratch(size)
+            work = partial(self._prefill_layers, cache, batch, prompt, scratch)
+            batch.prefills[size] = prompt, scratch, tilert.capture(self.device, work)
+        if features not in batch.prefill_samplings:
+            work = partial(self._prefill_sample, cache, batch, features)
+            batch.prefill_samplings[features] = tilert.capture(self.device, work)
+        prompt, scratch, layers = batch.prefills[size]
         prompt.set(cache, rows, chunks)
-        graph.replay()
+        layers.replay()
+        batch.prefill_samplings[features].replay()
+        self._hidden = scratch.x[:count]
 
-    def _prefill(self, cache: KVCache, batch: Batch, prompt: Prompt, features: Features) -> None:
-        """The ops of a prefill."""
-        scratch = self._prefill_scratch(prompt.size)
+    def _prefill_layers(
+        self, cache: KVCache, batch: Batch, prompt: Prompt, scratch: Scratch
+    ) -> None:
+        """The ops of a prefill before the logits."""
         self._embed(scratch.x, prompt.ids)
         for number, layer in enumerate(self.parameters.layers):
             self._queries(cache, number, layer, scratch, prompt.positions, prompt.index)
@@ -181,7 +188,10 @@ class Transformer:
             self._feed_forward(scratch, layer)
         last = batch.scratch.x
         kernels.embedding(last.partition(1, last.shape[1]), prompt.last, scratch.x).run()
-        self._sample(cache, last, batch, features, decoding=False)
+
+    def _prefill_sample(self, cache: KVCache, batch: Batch, features: Features) -> None:
+        """The rest of a prefill: logits and the next id of each chunk's last token."""
+        self._sample(cache, batch.scratch.x, batch, features, decoding=False)
 
     def score(self, batch: Batch, first: int, targets: Sequence[int]) -> None:
         """Log probabilities of tokens of the prompt chunk that the last prefill ran.
@@ -195,7 +205,8 @@ class Transformer:
         """
         if len(targets) > batch.size:
             raise ValueError(f"a batch of {batch.size} slots cannot score {len(targets)} tokens")
-        if self._scratch is None or not 0 <= first <= self._prefilled - len(targets):
+        hidden = self._hidden
+        if hidden is None or not 0 <= first <= hidden.shape[0] - len(targets):
             raise ValueError(f"the last prefill has no tokens {first}..{first + len(targets) - 1}")
         slots = [
             Slot(row=-1, token=int(token), position=first + place, logprobs=True)
@@ -203,7 +214,7 @@ class Transformer:
         ]
         batch.set(slots + [Slot(row=-1, token=0, position=first)] * (batch.size - len(slots)))
         x = batch.scratch.x
-        kernels.embedding(x.partition(1, x.shape[1]), batch.positions, self._scratch.x).run()
+        kernels.embedding(x.partition(1, x.shape[1]), batch.positions, hidden).run()
         self._project_logits(x, batch)
         score(batch, self._tiling.sampling(self.config.vocab_size))
 
@@ -356,7 +367,7 @@ class Transformer:
         self, cache: KVCache, number: int, scratch: Scratch, rows: Array, prompt: Prompt
     ) -> None:
         config = self.config
-        tiles = self._tiling.prefill_attention(scratch.size, cache.page_size)
+        tiles = self._tiling.prefill_attention(scratch.size, cache.page_size, rows.shape[0])
         out = scratch.attended.reshape(scratch.q.shape)
         kernels.prefill_attention(
             out.partition(tiles.rows, 1, config.head_dim),

@@ -21,6 +21,7 @@ from models.kernels.random import fill_normal
 from models.kernels.rms_norm import rms_norm
 from models.kernels.rope_append import qk_norm_rope_append
 from models.kernels.sampling import chunk_best, draw, order_chunks, pick, rank_chunks
+from models.kernels.seating import seat
 from models.kernels.threshold import threshold
 
 __all__ = [
@@ -48,5 +49,6 @@ __all__ = [
     "qk_norm_rope_append",
     "rank_chunks",
     "rms_norm",
+    "seat",
     "threshold",
 ]

@@ -200,7 +200,7 @@ def check_prefill_attention(
 def test_prefill_attention(
     device: Device, dtype: DType, heads: tuple[int, int, int], start: int, count: int
 ) -> None:
-    own = tiling(device.kind).prefill_attention(count, PAGE)
+    own = tiling(device.kind).prefill_attention(count, PAGE, 1)
     tiles = [(own.rows, own.pages), (16, 1)]
     check_prefill_attention(device, dtype, heads, [(0, start, count)], tiles)
 
@@ -225,7 +225,8 @@ def test_prefill_attention_of_several_sequences(
     padding: tuple[int, int],
     chunks: list[tuple[int, int, int]],
 ) -> None:
-    own = tiling(device.kind).prefill_attention(sum(c[2] for c in chunks) + padding[0], PAGE)
+    count = sum(chunk[2] for chunk in chunks) + padding[0]
+    own = tiling(device.kind).prefill_attention(count, PAGE, len(chunks))
     tiles = [(own.rows, own.pages), (16, 1), (32, 2)]
     check_prefill_attention(device, dtype, heads, chunks, tiles, padding)
 

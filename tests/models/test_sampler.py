@@ -175,7 +175,7 @@ def test_a_mask_allows_its_tokens_only(device: Device) -> None:
     ]
     rig.batch.set(slots)
     for slot in (0, 1):
-        rig.batch.allow(slot, mask_of(allowed[slot]).view(np.int32))
+        rig.batch.allow({slot: mask_of(allowed[slot]).view(np.int32)})
     logits = draw_logits(3, spread=0.1)
     seen = set()
     for _ in range(60):
@@ -184,12 +184,12 @@ def test_a_mask_allows_its_tokens_only(device: Device) -> None:
         assert ids[1] == 0
         assert ids[2] == int(np.argmax(logits[2]))
     assert seen == set(allowed[0])
-    rig.batch.allow(0, mask_of([17]))
+    rig.batch.allow({0: mask_of([17])})
     assert rig.step(logits)[0] == 17
     with pytest.raises(IndexError, match="no slot 3"):
-        rig.batch.allow(3, mask_of([1]))
+        rig.batch.allow({3: mask_of([1])})
     with pytest.raises(ValueError, match="up to 24 32-bit words"):
-        rig.batch.allow(0, np.zeros(25, np.uint32))
+        rig.batch.allow({0: np.zeros(25, np.uint32)})
 
 
 def test_log_probabilities_are_those_of_the_model(device: Device) -> None:
@@ -263,11 +263,11 @@ def test_features_change_nothing_for_slots_without_them(device: Device) -> None:
 
 def test_what_features_slots_need() -> None:
     greedy, drawn = Slot(0, 0, 0), Slot(0, 0, 0, temperature=0.5)
-    assert Features.of([greedy]) == Features(draws=False)
-    assert Features.of([greedy, drawn]) == PLAIN
-    assert Features.of([replace(greedy, masked=True)]).edits
-    assert Features.of([replace(greedy, repetition_penalty=1.1)]).edits
-    assert Features.of([replace(greedy, logprobs=True)]).logprobs
+    assert Features.of(greedy.needs) == Features(draws=False)
+    assert Features.of(greedy.needs | drawn.needs) == PLAIN
+    assert Features.of(replace(greedy, masked=True).needs).edits
+    assert Features.of(replace(greedy, repetition_penalty=1.1).needs).edits
+    assert Features.of(replace(greedy, logprobs=True).needs).logprobs
     assert not replace(greedy, top_k=5).filters
     assert EVERYTHING.cover(PLAIN)
     assert not PLAIN.cover(EVERYTHING)
@@ -325,7 +325,7 @@ def test_a_prefill_uses_the_slot_s_features(device: Device) -> None:
     ):
         batch.set([slot])
         if slot.masked:
-            batch.allow(0, mask_of([77])[:8])
+            batch.allow({0: mask_of([77])[:8]})
         model.prefill(cache, batch, [PromptChunk(tokens, 0)])
         token = int(batch.ids.numpy()[0])
         logits = batch.logits.numpy()[0].astype(np.float64)

@@ -4,7 +4,7 @@ import json
 import socket
 import subprocess
 import sys
-import time
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -275,14 +275,17 @@ def test_reachability_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
 
+    told, given_up = threading.Event(), []
+
     def hang(*args: object, **kwargs: object) -> socket.socket:
-        time.sleep(1)
+        told.wait(60)
+        given_up.append(True)
         raise OSError
 
     monkeypatch.setattr(socket, "create_connection", hang)
-    start = time.monotonic()
     assert not REACHABLE(0.05)
-    assert time.monotonic() - start < 0.5
+    assert not given_up
+    told.set()
 
 
 def test_reachability_offline_and_online(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,9 +295,9 @@ def test_reachability_offline_and_online(monkeypatch: pytest.MonkeyPatch) -> Non
         port = server.getsockname()[1]
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{port}")
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-        assert REACHABLE(2.0)
+        assert REACHABLE(60.0)
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-        assert not REACHABLE(2.0)
+        assert not REACHABLE(60.0)
 
 
 def test_marker_is_readable(wheel: list[list[str]]) -> None:
