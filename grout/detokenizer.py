@@ -1,6 +1,6 @@
 """From token ids to text, a token at a time, never showing what may still change."""
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Callable, Collection, Sequence
 
 
@@ -18,8 +18,8 @@ class StopScanner:
 
     def push(self, text: str) -> str:
         """Text that is certain to be part of the reply; "" once stopped."""
-        if self.stopped or not self._stops:
-            return "" if self.stopped else text
+        if self.stopped:
+            return ""
         text = self._held + text
         matches = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if matches:
@@ -41,6 +41,7 @@ class Detokenizer:
     token_bytes(id) gives a token's raw bytes; ids in `hidden` (special tokens) have no text.
     Bytes are held back until they decode as UTF-8; invalid ones become U+FFFD exactly as
     `bytes.decode(errors="replace")` has it, so the pieces joined are the decoded whole.
+    stopped: a stop text was reached, so the reply is complete.
     """
 
     def __init__(
@@ -51,32 +52,41 @@ class Detokenizer:
     ) -> None:
         self._token_bytes = token_bytes
         self._hidden = hidden
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._scanner = StopScanner(stops)
-
-    @property
-    def stopped(self) -> bool:
-        """A stop text was reached: the reply is complete."""
-        return self._scanner.stopped
+        # The beginning of a character.
+        self._begun = b""
+        self._scanner = StopScanner(stops) if stops else None
+        self.stopped = False
 
     def push(self, token: int) -> str:
         """The text that `token` makes certain, which may be ""."""
         if token in self._hidden:
             return ""
-        return self._scanner.push(self._decoder.decode(self._token_bytes(token)))
+        data = self._token_bytes(token)
+        if self._begun:
+            data = self._begun + data
+        text, size = utf_8_decode(data, "replace", False)
+        self._begun = data[size:]
+        return text if self._scanner is None else self._scan(self._scanner, text)
 
     def flush(self) -> str:
         """The rest of the text, when no more tokens will come. May turn `stopped` true."""
-        text = self._scanner.push(self._decoder.decode(b"", final=True))
-        return text + self._scanner.flush()
+        text, self._begun = self._begun.decode(errors="replace"), b""
+        if self._scanner is None:
+            return text
+        return self._scan(self._scanner, text) + self._scanner.flush()
+
+    def _scan(self, scanner: StopScanner, text: str) -> str:
+        text = scanner.push(text)
+        self.stopped = scanner.stopped
+        return text
 
 
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a beginning of `stop`, short of all of it."""
-    for size in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
+    at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while at >= 0 and not stop.startswith(text[at:]):
+        at = text.find(stop[0], at + 1)
+    return 0 if at < 0 else len(text) - at
 
 
 __all__ = ["Detokenizer", "StopScanner"]

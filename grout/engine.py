@@ -1,6 +1,7 @@
 """The engine: takes requests from any thread, runs steps on one."""
 
 import asyncio
+import gc
 import logging
 import operator
 import random
@@ -218,7 +219,8 @@ class Engine:
     def stats(self) -> dict[str, int]:
         """Counts as of now: requests, tokens, KV pages, steps.
 
-        pages_free: held by no request; pages_cached: findable by later requests, held or not.
+        rows_free: places of `max_num_seqs` that no request has. pages_free: held by no request;
+        pages_cached: findable by later requests, held or not; pages_touched: ever used.
         prefix_queries, prefix_hits: tokens of prompts that were looked up in the cache, and found.
         """
         scheduler, counters = self._loop.scheduler, self._loop.counters
@@ -226,9 +228,11 @@ class Engine:
             "running": len(scheduler.running) + (scheduler.prefilling is not None),
             "waiting": len(scheduler.waiting) + len(self._added),
             "max_num_seqs": self.config.max_num_seqs,
+            "rows_free": scheduler.free_rows,
             "pages_free": scheduler.pool.free_count,
             "pages_total": scheduler.pool.total,
             "pages_cached": scheduler.pool.cached_count,
+            "pages_touched": scheduler.pool.touched_count,
             "preemptions": scheduler.preemptions,
             "prefix_queries": counters.prompt_tokens if self.config.prefix_caching else 0,
             **asdict(counters),
@@ -247,6 +251,8 @@ class Engine:
             self._deliver()
             if self._failure is None:
                 self._loop.runner.close()
+            # `create_engine` has frozen what may be garbage from now on.
+            gc.unfreeze()
 
     async def aclose(self) -> None:
         """`close`, without blocking the asyncio loop."""

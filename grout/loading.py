@@ -1,5 +1,6 @@
 """From a configuration to a running engine: `create_engine`."""
 
+import gc
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from grout.memory import (
     step_bytes,
 )
 from grout.pages import PagePool
-from grout.runner import Runner, bucket
+from grout.runner import RECORDED, Runner, bucket
 from grout.scheduler import Scheduler
 from models.chat_template import ChatTemplate
 from models.config import ModelConfig
@@ -118,8 +119,12 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Eng
     runner.warm_up(
         _warm_up_lengths(device.kind, min(chunk, plan.max_model_len - 1)),
         _warm_up_sizes(device.kind, config.max_num_seqs),
+        () if device.kind == "cpu" else RECORDED,
     )
     grammars.prepare()
+    # What is there now stays: collections that walked a vocabulary would hold steps up.
+    gc.collect()
+    gc.freeze()
     return engine.start()
 
 

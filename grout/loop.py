@@ -5,38 +5,38 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from grout.errors import BadLogits, GroutError, RequestAborted, RequestTimeout, StepFailed
 from grout.metrics import Counters, Histograms
 from grout.readback import Readback
-from grout.request import Delta, TokenLogprob
+from grout.request import Delta
 from grout.runner import Runner
-from grout.scheduler import Chunk, Scheduler, Step
-from grout.sequence import Sequence
+from grout.scheduler import Scheduler, Step
+from grout.sequence import Sequence, SequenceState
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A step that was enqueued and whose ids have not been read.
-
-    reads: with each, the chunk it is of, or None for the decode.
-    """
+    """A step that was enqueued, and its ids, which have not been read."""
 
     step: Step
-    reads: list[tuple[Chunk | None, Readback]] = field(default_factory=list)
+    decode: Readback | None
+    prefill: Readback | None
 
 
 class StepLoop:
     """Drives scheduler and runner. Not thread-safe: one thread calls everything here.
 
-    On a device that works beside the host one step runs ahead: while the batch keeps its members,
-    step n + 1 is enqueued before the ids of step n are read, so the host's work hides behind the
-    device's. Where a grammar says which tokens may come next, the ids of step n are read with the
-    layers of step n + 1 enqueued, and its sampling after that. A sequence that turns out to have
-    ended in step n leaves a surplus token in step n + 1, which is dropped.
+    On a device that works beside the host one step runs ahead: step n + 1 is enqueued before the
+    ids of step n are read, so the host's work hides behind the device's. Sequences join and leave
+    all the same, because the device itself takes the newest ids from where they are. A sequence
+    that turns out to have ended in step n leaves a surplus token in step n + 1, which is dropped.
+    Where a grammar says which tokens may come next, the ids of step n are read with the layers of
+    step n + 1 enqueued, and its sampling after that. Before a sequence has to give way, they are
+    read first: one may have ended, and those that come back bring all their tokens.
 
     timeout: seconds from arrival within which a request must be finished, or None.
     """
@@ -71,7 +71,7 @@ class StepLoop:
         recover from it.
         """
         self._expire()
-        if self._pending is not None and not self.scheduler.follows(self._pending.step):
+        if self.scheduler.short:
             self._collect()
         step = None if self._failed else self._schedule()
         launched = None if step is None else self._launch(step)
@@ -121,61 +121,71 @@ class StepLoop:
 
     def _launch(self, step: Step) -> _Pending:
         self.counters.steps += 1
-        pending = _Pending(step)
+        decode = prefill = None
         if step.decode:
             try:
-                pending.reads.append((None, self.runner.decode(step.decode, self._collect)))
+                decode = self.runner.decode(step.decode, step.grown, self._collect)
             except Exception as failure:
                 self._fail(step.decode, failure)
-        for chunk in step.prefills:
+        if step.prefills:
             try:
-                pending.reads.append((chunk, self.runner.prefill(chunk)))
+                prefill = self.runner.prefill(step.prefills)
             except Exception as failure:
-                self._fail([chunk.sequence], failure)
-        return pending
+                self._fail([chunk.sequence for chunk in step.prefills], failure)
+        return _Pending(step, decode, prefill)
 
     def _collect(self) -> None:
         """Wait for the pending step and take in its tokens."""
         pending, self._pending = self._pending, None
-        for chunk, read in pending.reads if pending is not None else ():
-            try:
-                tokens = read.wait()
-            except Exception as failure:
-                self._fail(read.affects, failure)
-                continue
-            now = self.clock()
-            if chunk is not None and not chunk.last and not chunk.sequence.done:
-                self.scheduler.completed(chunk.sequence, chunk.stop)
-            for place, (sequence, token) in enumerate(zip(read.sequences, tokens.ids, strict=True)):
-                sequence.in_flight -= 1
-                if sequence.done:
-                    continue
-                if place in tokens.bad:
-                    self._spoilt(sequence)
-                else:
-                    self._accept(sequence, token, tokens.logprobs.get(place), now)
-
-    def _accept(
-        self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float
-    ) -> None:
-        try:
-            delta = sequence.accept(token, logprob)
-        except Exception as failure:
-            self._end(sequence, failure)
+        if pending is None:
             return
-        # The keys and values of all tokens but this one are in place.
-        self.scheduler.completed(sequence, sequence.length - 1)
-        self.counters.generated_tokens += 1
-        if sequence.token_at is None:
-            self.histograms.time_to_first_token.observe(now - sequence.arrived)
-        else:
-            self.histograms.inter_token_latency.observe(now - sequence.token_at)
-        sequence.token_at = now
-        self._emit(sequence, delta)
-        if sequence.finish_reason is not None:
-            self.counters.requests_finished += 1
-            self.histograms.request_time.observe(now - sequence.arrived)
-            self._retire(sequence)
+        if pending.decode is not None:
+            self._take_in(pending.decode)
+        if pending.prefill is not None and self._take_in(pending.prefill):
+            for chunk in pending.step.prefills:
+                if not chunk.last and not chunk.sequence.done:
+                    self.scheduler.completed(chunk.sequence, chunk.stop)
+
+    def _take_in(self, read: Readback) -> bool:
+        """The tokens of a decode or a prefill, once they are there; False if it failed."""
+        try:
+            tokens = read.wait()
+        except Exception as failure:
+            self._fail(read.affects, failure)
+            return False
+        now, gaps = self.clock(), dict[float, int]()
+        for place, (sequence, token) in enumerate(zip(read.sequences, tokens.ids, strict=True)):
+            if sequence.state is SequenceState.DONE:
+                continue
+            if tokens.bad and place in tokens.bad:
+                self._spoilt(sequence)
+                continue
+            try:
+                delta = sequence.accept(token, tokens.logprobs.get(place))
+            except Exception as failure:
+                self._end(sequence, failure)
+                continue
+            self._events.append((sequence, delta))
+            if sequence.token_at is None:
+                self.histograms.time_to_first_token.observe(now - sequence.arrived)
+            else:
+                gap = now - sequence.token_at
+                gaps[gap] = gaps.get(gap, 0) + 1
+            sequence.token_at = now
+            self.counters.generated_tokens += 1
+            # The keys and values of all tokens but this one are in place.
+            self.scheduler.completed(sequence, len(sequence.prompt) + len(sequence.produced) - 1)
+            if delta.finish_reason is not None:
+                self._finish(sequence, now)
+        # Most have waited for the same step.
+        for gap, times in gaps.items():
+            self.histograms.inter_token_latency.observe(gap, times)
+        return True
+
+    def _finish(self, sequence: Sequence, now: float) -> None:
+        self.counters.requests_finished += 1
+        self.histograms.request_time.observe(now - sequence.arrived)
+        self._retire(sequence)
 
     def _spoilt(self, sequence: Sequence) -> None:
         """Its logits hold NaN, and so may the pages that it alone has written."""

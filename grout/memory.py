@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from grout.config import CPU_MAX_MODEL_LEN, EngineConfig
 from grout.errors import ConfigError, OutOfMemory
 from grout.runner import bucket
+from grout.scheduler import PREFILLS_PER_STEP
 from models.config import ModelConfig
 from models.slot import MAX_BIASES
 from models.tiling import tiling
@@ -70,7 +71,7 @@ def step_bytes(config: EngineConfig, model: ModelConfig, kind: str, itemsize: in
     row = 2 * model.hidden_size + heads + model.intermediate_size
     splits = tiling(kind).decode_attention(1, model.num_kv_heads).splits
     partial = splits * model.num_heads * (model.head_dim + 2) * 4
-    slots = bucket(config.max_num_seqs) + 1
+    slots = bucket(config.max_num_seqs) + PREFILLS_PER_STEP
     chunk = bucket(config.chunk(kind))
     logits = model.vocab_size * 4
     edits = logits + model.vocab_size // 8 + MAX_BIASES * 8

@@ -19,6 +19,7 @@ class PagePool:
         if total < 1:
             raise PageError(f"a page pool needs at least one page, not {total}")
         self._references = [0] * total
+        self._touched = 0
         # In the order in which they are handed out.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(total))
         self._keys: dict[int, bytes] = {}
@@ -42,6 +43,11 @@ class PagePool:
         """Pages that have a key, held or not."""
         return len(self._keys)
 
+    @property
+    def touched_count(self) -> int:
+        """Pages that have ever been handed out; memory of the others may not be taken yet."""
+        return self._touched
+
     def references(self, page: int) -> int:
         """How many hold a page."""
         return self._references[page]
@@ -59,6 +65,8 @@ class PagePool:
         for page in pages:
             self._forget(page)
             self._references[page] = 1
+            # Pages that are new come in order.
+            self._touched = max(self._touched, page + 1)
         return pages
 
     def publish(self, page: int, key: bytes) -> bool:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import tilert
 from grout.request import TokenLogprob
 from grout.sequence import Sequence
-from models.batch import Batch, Features
+from models.batch import Batch
+
+NONE: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +23,17 @@ class Tokens:
 
 
 class _Host:
-    """Pinned memory for the results of one step of one batch."""
+    """Pinned memory for the results of one step."""
 
     def __init__(self, batch: Batch, device: tilert.Device) -> None:
         self._device = device
         self._batch = batch
-        self._ids = self._pinned(batch.ids)
-        self._bad = self._pinned(batch.bad)
+        self._results = self._pinned(batch.results)
         self._logprobs: dict[str, tilert.Pinned] = {}
 
     def copy(self, logprobs: bool) -> None:
         """Enqueue copies of the batch's results."""
-        self._ids.copy_from(self._batch.ids)
-        self._bad.copy_from(self._batch.bad)
+        self._results.copy_from(self._batch.results)
         if logprobs:
             arrays = self._batch.logprobs
             for name in ("chosen", "top_ids", "top_values"):
@@ -41,22 +41,23 @@ class _Host:
                     self._logprobs[name] = self._pinned(arrays[name])
                 self._logprobs[name].copy_from(arrays[name])
 
-    def ids(self, count: int) -> list[int]:
-        """Of the first `count` places, once the copies are done, as all below."""
-        ids: list[int] = self._ids.numpy[:count].tolist()
+    def ids(self) -> list[int]:
+        """Of every slot, once the copies are done, as all below."""
+        ids: list[int] = self._results.numpy[0].tolist()
         return ids
 
-    def bad(self, count: int) -> frozenset[int]:
-        """Which of the first `count` places are bad."""
-        return frozenset(self._bad.numpy[:count].nonzero()[0].tolist())
+    def bad(self) -> list[int]:
+        """The slots that are bad, and perhaps others that nobody has."""
+        bad: list[int] = self._results.numpy[1].nonzero()[0].tolist()
+        return bad
 
-    def logprob(self, place: int, count: int) -> TokenLogprob:
-        """Of the token in one place, with the `count` likeliest."""
+    def logprob(self, slot: int, count: int) -> TokenLogprob:
+        """Of the token in one slot, with the `count` likeliest."""
         chosen, ids, values = (
-            self._logprobs[name].numpy[place] for name in ("chosen", "top_ids", "top_values")
+            self._logprobs[name].numpy[slot] for name in ("chosen", "top_ids", "top_values")
         )
         top = zip(ids[:count].tolist(), values[:count].tolist(), strict=True)
-        return TokenLogprob(int(self._ids.numpy[place]), float(chosen), tuple(top))
+        return TokenLogprob(int(self._results.numpy[0, slot]), float(chosen), tuple(top))
 
     def _pinned(self, array: tilert.Array) -> tilert.Pinned:
         return tilert.pinned(array.shape, array.dtype, self._device)
@@ -66,56 +67,64 @@ class _Host:
 class Readback:
     """Ids a step produces, one for each of `sequences`, not on the host before `wait`.
 
-    affects: the sequences the step worked on, also where it gave them no token.
+    slots: of the batch, where each sequence's id is. affects: the sequences the step worked on,
+    also where it gave them no token.
     """
 
     sequences: tuple[Sequence, ...]
+    slots: tuple[int, ...]
     affects: tuple[Sequence, ...]
     _event: tilert.Event
     _host: _Host
+    _logprobs: bool
 
     def wait(self) -> Tokens:
         """The ids. Raises what made the step fail on the device."""
         self._event.wait()
-        count = len(self.sequences)
+        host, slots = self._host, self.slots
+        ids, bad = host.ids(), host.bad()
         return Tokens(
-            self._host.ids(count),
-            self._host.bad(count),
-            {
-                place: self._host.logprob(place, sequence.params.logprobs)
-                for place, sequence in enumerate(self.sequences)
-                if sequence.params.logprobs is not None
-            },
+            [ids[slot] for slot in slots],
+            frozenset(place for place, slot in enumerate(slots) if slot in bad) if bad else NONE,
+            self._read_logprobs() if self._logprobs else {},
         )
 
+    def _read_logprobs(self) -> dict[int, TokenLogprob]:
+        return {
+            place: self._host.logprob(slot, sequence.params.logprobs)
+            for place, (slot, sequence) in enumerate(zip(self.slots, self.sequences, strict=True))
+            if sequence.params.logprobs is not None
+        }
 
-class Lane:
-    """A batch of one size, its step graphs, and the host memory its results are copied to.
+
+class Reader:
+    """Takes the results of a batch to the host, and those of its heads, which are in its arrays.
 
     Host buffers take turns, because a step may be enqueued while the ids of the one before are
-    still being read; at most `depth` readbacks of a lane may be outstanding.
+    still being read; at most `depth` readbacks may be outstanding.
     """
 
     def __init__(self, batch: Batch, device: tilert.Device, depth: int = 2) -> None:
-        self.batch = batch
-        self.graphs: dict[tuple[str, Features | None], tilert.Graph] = {}
+        self._batch = batch
         self._device = device
-        self._depth = depth
-        self._hosts: deque[_Host] = deque()
+        self._hosts = deque(_Host(batch, device) for _ in range(depth))
 
-    def read(self, sequences: tuple[Sequence, ...], affects: tuple[Sequence, ...] = ()) -> Readback:
-        """Enqueue the copy of the newest results to the host."""
-        if len(self._hosts) < self._depth:
-            self._hosts.appendleft(_Host(self.batch, self._device))
+    def read(
+        self,
+        sequences: tuple[Sequence, ...],
+        slots: tuple[int, ...],
+        affects: tuple[Sequence, ...],
+        logprobs: bool,
+    ) -> Readback:
+        """Enqueue the copy of the newest results to the host.
+
+        logprobs: whether the step has left log probabilities.
+        """
         host = self._hosts[0]
         self._hosts.rotate(-1)
-        host.copy(any(sequence.params.logprobs is not None for sequence in sequences))
-        return Readback(sequences, affects or sequences, self._device.record_event(), host)
-
-    def close(self) -> None:
-        for graph in self.graphs.values():
-            graph.close()
-        self.graphs.clear()
+        host.copy(logprobs)
+        event = self._device.record_event()
+        return Readback(sequences, slots, affects, event, host, logprobs)
 
 
-__all__ = ["Lane", "Readback", "Tokens"]
+__all__ = ["Readback", "Reader", "Tokens"]

@@ -1,36 +1,63 @@
 """Runs steps on the device: batches, step graphs, and which pages rows have."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from itertools import product
 
 import numpy as np
 
 import tilert
-from grout.readback import Lane, Readback
+from grout.readback import Readback, Reader
 from grout.scheduler import PREFILLS_PER_STEP, Chunk
+from grout.seats import Seats
 from grout.sequence import Sequence
-from models.batch import Batch, Slot
+from models.batch import Batch
 from models.kv_cache import KVCache
 from models.prompt import PromptChunk
+from models.slot import PADDING, PLAIN, Features, Slot
 from models.transformer import Transformer
 
-PADDING = Slot(row=-1, token=0, position=0)
+RECORDED = (Features(edits=True), Features(logprobs=True))
+"""What requests ask of the sampling, beside plain, that is worth recording before they do.
 
-Part = Literal["whole", "layers", "sample"]
+Penalties, biases, grammars and `min_tokens` are edits."""
 
 
 def _nothing() -> None:
     return
 
 
+class Lane:
+    """A batch of one size, and its step's graphs: of the layers (None), and of its sampling.
+
+    features: what the sampling of the next step is to be recorded for.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.features = PLAIN
+        self.graphs: dict[Features | None, tilert.Graph] = {}
+
+    def change(self, slots: Mapping[int, Slot], fresh: tilert.Array) -> None:
+        """See `Batch.change`."""
+        self.batch.change(slots, fresh)
+        # A step with draws serves greedy slots too.
+        self.features = replace(self.batch.features, draws=True)
+
+    def close(self) -> None:
+        for graph in self.graphs.values():
+            graph.close()
+        self.graphs.clear()
+
+
 class Runner:
     """Owns the transformer, its KV cache and its batches; everything is enqueued on one stream.
 
-    A decode batch has the smallest power-of-two size that holds the running sequences. Its state
-    is uploaded only when its members change; otherwise ids and positions advance on the device.
+    A decode batch has the smallest power-of-two size that holds the running sequences. A sequence
+    keeps its slot for as long as the batch has that size, and the state of a slot, its newest id
+    and position, goes from step to step on the device; the host tells it only of changes.
     """
 
     def __init__(
@@ -45,8 +72,6 @@ class Runner:
         self._members: dict[int, Sequence] = {}
         self._mapped: dict[int, tuple[int, int]] = {}
         self._lanes: dict[int, Lane] = {}
-        # Whom the decode batch was last set for, and which of them it holds back from ending.
-        self._loaded: tuple[tuple[Sequence, ...], tuple[Sequence, ...]] = ((), ())
         self._make_batches()
 
     @property
@@ -55,47 +80,50 @@ class Runner:
         return self._device.kind != "cpu"
 
     def decode(
-        self, sequences: tuple[Sequence, ...], read_ids: Callable[[], None] = _nothing
+        self,
+        sequences: tuple[Sequence, ...],
+        grown: Ordered[Sequence] = (),
+        read_ids: Callable[[], None] = _nothing,
     ) -> Readback:
-        """Enqueue one token for each sequence.
+        """Enqueue one token for each sequence; `grown` are those with more pages than before.
 
-        If they are not the ones of the decode before, all their ids must have been read. Otherwise
-        `read_ids` is called, where what may come next depends on them, as late as it can be: with
-        the layers enqueued, so that the host follows grammars while the device runs.
+        Their newest ids need not have been read, if they are of the step before. Where what may
+        come next depends on them, `read_ids` is called with the layers enqueued, so that the host
+        follows grammars while the device runs.
         """
-        for sequence in sequences:
+        for sequence in grown:
             self._map(sequence)
+        seats = self._seats
         lane = self._lane(bucket(len(sequences)))
-        held_back = tuple(sequence for sequence in sequences if sequence.holds_back)
-        known: tuple[Sequence, ...] = held_back
-        if self._loaded != (sequences, held_back):
-            slots = [_slot(sequence, sequence.position) for sequence in sequences]
-            lane.batch.set(slots + [PADDING] * (lane.batch.size - len(slots)))
-            self._loaded = (sequences, held_back)
-            known = ()
-        if any(sequence.constraint is not None for sequence in sequences):
-            self._run(lane, "layers")
+        changes = seats.arrange(sequences, lane.batch.size)
+        if changes:
+            lane.change(changes, self._prompts.ids)
+        self._run(lane, None)
+        if seats.constrained:
             read_ids()
-            self._allow(lane.batch, sequences, known)
-            self._run(lane, "sample")
-        else:
-            self._allow(lane.batch, sequences, known)
-            self._run(lane, "whole")
-        return lane.read(sequences)
+        lane.batch.allow(seats.masks(self.transformer.config.vocab_size))
+        self._run(lane, lane.features)
+        return self._reader.read(sequences, seats.slots, sequences, lane.features.logprobs)
 
-    def prefill(self, chunk: Chunk) -> Readback:
-        """Enqueue a chunk of a prompt. Its readback names the sequence only for the last chunk."""
-        sequence, lane = chunk.sequence, self._prefill_lane
-        if self._members.get(sequence.row) is not sequence:
-            self._enter(sequence)
-        if chunk.last:
-            lane.batch.set([_slot(sequence, chunk.start)])
-            self._allow(lane.batch, (sequence,))
-        else:
-            lane.batch.set([replace(PADDING, row=sequence.row)])
-        tokens = sequence.tokens(chunk.start, chunk.stop)
-        self.transformer.prefill(self.cache, lane.batch, [PromptChunk(tokens, chunk.start)])
-        return lane.read((sequence,) if chunk.last else (), (sequence,))
+    def prefill(self, chunks: Ordered[Chunk]) -> Readback:
+        """Enqueue chunks of prompts. The readback is of those whose last chunks they are."""
+        for chunk in chunks:
+            if self._members.get(chunk.sequence.row) is not chunk.sequence:
+                self._enter(chunk.sequence)
+        batch = self._prompts if len(chunks) > 1 else self._prompt
+        slots = [_prompt_slot(chunk) for chunk in chunks]
+        batch.set(slots + [PADDING] * (batch.size - len(slots)))
+        last = {place: chunk.sequence for place, chunk in enumerate(chunks) if chunk.last}
+        vocabulary = self.transformer.config.vocab_size
+        batch.allow({at: s.allowed(vocabulary) for at, s in last.items() if s.masked})
+        self.transformer.prefill(self.cache, batch, [_tokens(chunk) for chunk in chunks])
+        self._seats.expect(last)
+        return self._prompt_reader.read(
+            tuple(last.values()),
+            tuple(last),
+            tuple(chunk.sequence for chunk in chunks),
+            batch.features.logprobs,
+        )
 
     def release(self, row: int) -> None:
         """Detach a row's pages, in order behind every step enqueued so far."""
@@ -107,30 +135,40 @@ class Runner:
         """Make pages that may hold NaN harmless for those who get them next."""
         self.cache.scrub(pages)
 
-    def warm_up(self, prompt_lengths: Ordered[int], batch_sizes: Ordered[int] = (1,)) -> None:
+    def warm_up(
+        self,
+        prompt_lengths: Ordered[int],
+        batch_sizes: Ordered[int] = (1,),
+        features: Ordered[Features] = (),
+    ) -> None:
         """Compile and record what requests need: prefills, and decodes of some batch sizes.
 
-        Before any request: uses the cache's first pages, which must hold each of the prompts.
+        features: what sampling is recorded for, beside plain. Before any request: uses the cache's
+        first pages, which must hold each of the prompts.
         """
-        batch = self._prefill_lane.batch
+        parts = tuple(dict.fromkeys((PLAIN, *features)))
         for length in prompt_lengths:
             self.cache.set_pages(0, range(-(-length // self.cache.page_size)))
-            batch.set([replace(PADDING, row=0)])
             chunk = PromptChunk(np.zeros(length, np.int32), 0)
-            self.transformer.prefill(self.cache, batch, [chunk])
-            self._prefill_lane.read(()).wait()
+            for batch, part in product((self._prompt, self._prompts), parts):
+                slot = replace(PADDING, row=0, masked=part.edits, logprobs=part.logprobs)
+                batch.set([slot] + [PADDING] * (batch.size - 1))
+                self.transformer.prefill(self.cache, batch, [chunk])
+            self._prompt_reader.read((), (), (), False).wait()
             self.cache.clear(0)
-        self._loaded = ((), ())
         for size in batch_sizes:
             lane = self._lane(size)
             lane.batch.set([PADDING] * size)
-            self._run(lane, "whole")
-            lane.read(()).wait()
+            self._run(lane, None)
+            for part in parts:
+                self._run(lane, part)
+            self._reader.read((), (), (), False).wait()
 
     def recover(self) -> None:
         """After a failed step: wait for the device and start over with fresh batches and graphs.
 
-        The pages of the cache stay as they are. Raises if the device cannot go on.
+        The pages of the cache stay as they are. Every id must have been read. Raises if the device
+        cannot go on.
         """
         self.close()
         self._make_batches()
@@ -143,65 +181,54 @@ class Runner:
         self._lanes.clear()
 
     def _make_batches(self) -> None:
-        self._loaded = ((), ())
+        self._seats = Seats()
         self._largest = self.transformer.new_batch(self.cache, bucket(self._max_num_seqs))
-        batch = self.transformer.new_batch(self.cache, 1)
-        self._prefill_lane = Lane(batch, self._device, 2 * PREFILLS_PER_STEP)
+        self._reader = Reader(self._largest, self._device)
+        # One prompt runs in a batch of its own: on the cpu padding would cost it time.
+        self._prompts = self.transformer.new_batch(self.cache, PREFILLS_PER_STEP)
+        self._prompt = self._prompts.head(1)
+        self._prompt_reader = Reader(self._prompts, self._device)
 
     def _enter(self, sequence: Sequence) -> None:
         """A sequence takes its row. Whoever wrote the pages it shares must stop being able to."""
-        if sequence.frozen:
-            for member in self._members.values():
-                self._map(member, freeze=True)
+        shared = set(sequence.pages[: sequence.frozen])
+        for member in self._members.values() if shared else ():
+            if not shared.isdisjoint(member.pages):
+                self._map(member)
         self._members[sequence.row] = sequence
         self._map(sequence)
         if sequence.params.penalises:
             self.cache.history.set(sequence.row, sequence.prompt.tolist(), sequence.produced)
 
-    def _map(self, sequence: Sequence, freeze: bool = False) -> None:
-        """Bring the row's table up to date: with new pages, or, to `freeze`, with frozen ones.
+    def _map(self, sequence: Sequence) -> None:
+        """Bring the row's table up to date.
 
-        A page that nobody else reads may stay writable until the next change.
+        A page that is complete stays writable until then; nobody writes it, nor may share it.
         """
-        pages, frozen = self._mapped.get(sequence.row, (-1, 0))
-        if len(sequence.pages) != pages or (freeze and sequence.frozen != frozen):
+        now = len(sequence.pages), sequence.frozen
+        if self._mapped.get(sequence.row) != now:
             self.cache.set_pages(sequence.row, sequence.pages, sequence.frozen)
-            self._mapped[sequence.row] = len(sequence.pages), sequence.frozen
-
-    def _allow(
-        self, batch: Batch, sequences: Ordered[Sequence], known: Ordered[Sequence] = ()
-    ) -> None:
-        """Upload the tokens that each masked slot may choose, but for those already `known`.
-
-        What a grammar allows is new with every token.
-        """
-        for place, sequence in enumerate(sequences):
-            if sequence.constraint is not None or (sequence.holds_back and sequence not in known):
-                batch.allow(place, sequence.allowed(self.transformer.config.vocab_size))
+            self._mapped[sequence.row] = now
 
     def _lane(self, size: int) -> Lane:
         if size not in self._lanes:
-            self._lanes[size] = Lane(self._largest.head(size), self._device)
+            self._lanes[size] = Lane(self._largest.head(size))
         return self._lanes[size]
 
-    def _run(self, lane: Lane, part: Part) -> None:
-        """Enqueue a decode step or a part of one, recorded the first time."""
+    def _run(self, lane: Lane, features: Features | None) -> None:
+        """Enqueue a decode step's layers, or its sampling, recorded the first time."""
         model, batch = self.transformer, lane.batch
-        # A step with draws serves greedy slots too.
-        features = replace(batch.features, draws=True)
-        if part == "whole":
-            work = partial(model.decode, self.cache, batch, features)
-        elif part == "layers":
+        if features is None:
             work = partial(model.decode_layers, self.cache, batch)
         else:
+            batch.need(features)
             work = partial(model.decode_sample, self.cache, batch, features)
         if self._eager:
             work()
             return
-        key = part, None if part == "layers" else features
-        if key not in lane.graphs:
-            lane.graphs[key] = tilert.capture(self._device, work)
-        lane.graphs[key].replay()
+        if features not in lane.graphs:
+            lane.graphs[features] = tilert.capture(self._device, work)
+        lane.graphs[features].replay()
 
 
 def bucket(count: int) -> int:
@@ -209,24 +236,16 @@ def bucket(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _slot(sequence: Sequence, position: int) -> Slot:
-    params = sequence.params
-    return Slot(
-        row=sequence.row,
-        token=sequence.produced[-1] if sequence.produced else 0,
-        position=position,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        seed=sequence.seed,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        logit_bias=params.logit_bias,
-        masked=sequence.masked,
-        logprobs=params.logprobs is not None,
-    )
+def _prompt_slot(chunk: Chunk) -> Slot:
+    """Sampling settings matter to the last chunk only."""
+    sequence = chunk.sequence
+    if not chunk.last:
+        return replace(PADDING, row=sequence.row)
+    return sequence.slot(token=0, position=chunk.start)
 
 
-__all__ = ["Lane", "Readback", "Runner", "bucket"]
+def _tokens(chunk: Chunk) -> PromptChunk:
+    return PromptChunk(chunk.sequence.tokens(chunk.start, chunk.stop), chunk.start)
+
+
+__all__ = ["RECORDED", "Lane", "Runner", "bucket"]

@@ -29,10 +29,14 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Work enqueued together: one token for each of `decode`, then chunks of prompts."""
+    """Work enqueued together: one token for each of `decode`, then chunks of prompts.
+
+    grown: those of `decode` that were given a page for it.
+    """
 
     decode: tuple[Sequence, ...]
     prefills: tuple[Chunk, ...]
+    grown: tuple[Sequence, ...] = ()
 
 
 class Scheduler:
@@ -76,6 +80,11 @@ class Scheduler:
         return -(-tokens // self._page_size)
 
     @property
+    def free_rows(self) -> int:
+        """Rows that no sequence has."""
+        return len(self._free_rows)
+
+    @property
     def busy(self) -> bool:
         """Whether any sequence is waiting or held."""
         return bool(self.waiting or self.prefilling or self.running)
@@ -106,31 +115,24 @@ class Scheduler:
         rows, self._left_rows = self._left_rows, []
         return rows
 
-    def follows(self, previous: Step) -> bool:
-        """Whether the next step can be enqueued before the ids of `previous` are read.
-
-        Not if a sequence's first token is in it (that sequence joins the batch next), nor if the
-        batch changes (a new batch is uploaded with the ids of all its members), nor if a sequence
-        would have to give way.
-        """
-        if any(chunk.last for chunk in previous.prefills):
-            return False
-        decode = self._decodable()
-        if previous.decode and previous.decode != decode:
-            return False
-        if not all(sequence.follows_itself for sequence in decode):
-            return False
-        return sum(self._missing_pages(sequence) for sequence in decode) <= self.pool.free_count
+    @property
+    def short(self) -> bool:
+        """Whether a sequence will have to give way in the next step; its ids must be read first."""
+        free = self.pool.free_count
+        # Nobody takes more than one page.
+        return free < len(self.running) and free < len(self._growing())
 
     def schedule(self) -> Step | None:
-        """The next step, or None when there is nothing to do. Marks its tokens as in flight."""
-        decode = self._grow()
+        """The next step, or None when there is nothing to do. Counts its tokens as enqueued."""
+        grown = self._grow()
+        # Those that join now are decoded from the next step on.
+        decode = tuple([s for s in self.running if s.enqueued < s.limit])
         prefills = self._next_chunks()
         if not decode and not prefills:
             return None
         for sequence in decode:
-            sequence.in_flight += 1
-        return Step(decode, prefills)
+            sequence.enqueued += 1
+        return Step(decode, prefills, grown)
 
     def completed(self, sequence: Sequence, tokens: int) -> None:
         """The keys and values of its first `tokens` tokens are known to be in place.
@@ -138,7 +140,7 @@ class Scheduler:
         Full pages of them may be shared from now on.
         """
         full = tokens // self._page_size
-        if not self._prefix_caching or full <= sequence.frozen or full > len(sequence.pages):
+        if full <= sequence.frozen or not self._prefix_caching or full > len(sequence.pages):
             return
         keys = sequence.page_keys(full, self._page_size)
         for at in range(sequence.frozen, full):
@@ -149,24 +151,27 @@ class Scheduler:
     def _held(self) -> list[Sequence]:
         return [*self.running, *([self.prefilling] if self.prefilling else [])]
 
-    def _decodable(self) -> tuple[Sequence, ...]:
-        return tuple(sequence for sequence in self.running if sequence.wants_token)
-
-    def _missing_pages(self, sequence: Sequence) -> int:
-        """Pages to add before its next token can be run."""
-        return self.pages_for(sequence.length + sequence.in_flight) - len(sequence.pages)
+    def _growing(self) -> list[Sequence]:
+        """Those whose next token needs another page, first in rank first."""
+        size = self._page_size
+        return [
+            s
+            for s in self.running
+            if s.enqueued < s.limit and len(s.prompt) + s.enqueued > len(s.pages) * size
+        ]
 
     def _grow(self) -> tuple[Sequence, ...]:
-        """The sequences to decode, first in rank first, each with a page for its next token."""
-        for sequence in self._decodable():
-            while sequence.row >= 0 and self._missing_pages(sequence) > 0:
-                if self.pool.free_count:
-                    sequence.pages += self.pool.allocate(1)
-                else:
-                    self._preempt(max(self._held, key=_RANK))
-        return self._decodable()
+        """Give each sequence a page for its next token; returns those that needed one."""
+        growing = self._growing()
+        for sequence in growing:
+            while sequence.row >= 0 and not self.pool.free_count:
+                self._preempt(max(self._held, key=_RANK))
+            if sequence.row >= 0:
+                sequence.pages += self.pool.allocate(1)
+        return tuple([sequence for sequence in growing if sequence.row >= 0])
 
     def _preempt(self, sequence: Sequence) -> None:
+        """Its ids must all have been read."""
         self._let_go(sequence)
         self.preemptions += 1
         sequence.state = SequenceState.WAITING
@@ -201,7 +206,7 @@ class Scheduler:
         stop = min(start + budget, goal)
         sequence.prefilled = stop
         if stop == goal:
-            sequence.in_flight += 1
+            sequence.enqueued += 1
             sequence.state = SequenceState.RUNNING
             insort(self.running, sequence, key=_RANK)
             self.prefilling = None
@@ -212,8 +217,8 @@ class Scheduler:
     def _admit(self, chunks: Ordered[Chunk], room: int) -> Sequence | None:
         """Give the head of the queue a row and pages, if there are.
 
-        After other `chunks` of the step only if it has no more than `room` tokens to run, and none
-        that they are running: it finds those in the cache a step later.
+        After other `chunks` of the step only if it has no more than `room` tokens to run. Not while
+        the next of its pages is being computed for another: it finds that in the cache soon.
         """
         if not self.waiting or not self._free_rows:
             return None
@@ -221,11 +226,10 @@ class Scheduler:
         keys = self._prefix_keys(sequence)
         found = self.pool.find(keys)
         start = len(found) * self._page_size
-        if chunks:
-            if sequence.length - start > room:
-                return None
-            if keys[len(found) : len(found) + 1] in self._keys_at(chunks, len(found)):
-                return None
+        if chunks and sequence.length - start > room:
+            return None
+        if len(found) < len(keys) and self._computing(len(found), keys[len(found)]):
+            return None
         fresh = self.pages_for(sequence.length) - len(found)
         if fresh + self.pool.idle_count(found) + self._headroom(sequence) > self.pool.free_count:
             return None
@@ -245,17 +249,23 @@ class Scheduler:
         full = (sequence.length - 1) // self._page_size
         return sequence.page_keys(full, self._page_size)
 
-    def _keys_at(self, chunks: Ordered[Chunk], page: int) -> list[list[bytes]]:
-        """Keys of the chunks' pages in one place, where they fill it."""
-        keys = [self._prefix_keys(chunk.sequence)[page : page + 1] for chunk in chunks]
-        return [key for key in keys if key]
+    def _computing(self, page: int, key: bytes) -> bool:
+        """Whether a chunk that is enqueued, or about to be, fills a page with that key."""
+        stop = (page + 1) * self._page_size
+        return any(
+            member.frozen <= page
+            and stop <= member.prefilled
+            and member.page_keys(page + 1, self._page_size)[page] == key
+            for member in self._held
+        )
 
     def _headroom(self, sequence: Sequence) -> int:
         """Pages to leave free: one for each that may grow, so that none has to give way soon."""
         held = self._held
         if not held:
             return 0
-        growing = sum(len(s.pages) < self.pages_for(s.capacity) for s in held)
+        size = self._page_size
+        growing = sum([len(s.pages) * size < len(s.prompt) + s.limit - 1 for s in held])
         return growing + (self.pages_for(sequence.length) < self.pages_for(sequence.capacity))
 
 

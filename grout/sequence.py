@@ -12,6 +12,7 @@ from grout.constraint import Constraint
 from grout.detokenizer import Detokenizer
 from grout.errors import GroutError
 from grout.request import Delta, FinishReason, SamplingParams, TokenLogprob
+from models.slot import GIVEN, Slot
 
 KEY_BYTES = 16
 """Length of a page's key: long enough that no two contents ever have the same."""
@@ -41,10 +42,11 @@ class Sequence:
     prompt: int32[P]. stop_ids: ids that end it. limit: most tokens it may produce, so that prompt
     and reply fit the context. seed: of its sampler. constraint: what its reply must match.
     prefilled: tokens that need not be run again: they are cached, or a chunk of them is enqueued.
-    in_flight: tokens enqueued on the device and not read yet. row: its row of the KV cache, -1
-    for none. frozen: how many of its first pages are complete, and so may be shared. cached: how
-    many of the prompt's tokens were found in cached pages. arrived, admitted, token_at: when it
-    came, was first given pages, and produced its newest token, by the engine's clock in seconds.
+    enqueued: tokens of the reply that the device has been asked for, read or not. row: its row of
+    the KV cache, -1 for none. frozen: how many of its first pages are complete, and so may be
+    shared. cached: how many of the prompt's tokens were found in cached pages. arrived, admitted,
+    token_at: when it came, was first given pages, and produced its newest token, by the engine's
+    clock in seconds.
     """
 
     id: int
@@ -60,7 +62,7 @@ class Sequence:
     state: SequenceState = SequenceState.WAITING
     produced: list[int] = field(default_factory=list)
     prefilled: int = 0
-    in_flight: int = 0
+    enqueued: int = 0
     row: int = -1
     pages: tuple[int, ...] = ()
     frozen: int = 0
@@ -99,19 +101,19 @@ class Sequence:
         return self.state is SequenceState.DONE
 
     @property
+    def in_flight(self) -> int:
+        """Tokens enqueued on the device and not read yet."""
+        return self.enqueued - len(self.produced)
+
+    @property
     def wants_token(self) -> bool:
         """Whether another decode step could be of use, as far as is known before reading ids."""
-        return len(self.produced) + self.in_flight < self.limit
+        return self.enqueued < self.limit
 
     @property
     def holds_back(self) -> bool:
-        """Whether the newest token in flight may not be one that ends the reply."""
-        return len(self.produced) + self.in_flight <= self.params.min_tokens
-
-    @property
-    def follows_itself(self) -> bool:
-        """Whether its place in the batch stays as it is for the next step: `holds_back` may end."""
-        return not 0 < self.params.min_tokens == len(self.produced) + self.in_flight
+        """Whether the newest token enqueued may not be one that ends the reply."""
+        return self.enqueued <= self.params.min_tokens
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
         """Tokens [start, stop) of prompt and reply."""
@@ -132,6 +134,27 @@ class Sequence:
             contents = before + self.tokens(at, at + page_size).tobytes()
             self._keys.append(blake2b(contents, digest_size=KEY_BYTES).digest())
         return self._keys[:count]
+
+    def slot(self, token: int = 0, position: int = 0, source: int = GIVEN) -> Slot:
+        """Its slot in a batch: how its next token is chosen, and which one it follows."""
+        params = self.params
+        return Slot(
+            row=self.row,
+            token=token,
+            position=position,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=self.seed,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            logit_bias=params.logit_bias,
+            masked=self.masked,
+            logprobs=params.logprobs is not None,
+            source=source,
+        )
 
     @property
     def masked(self) -> bool:
@@ -158,28 +181,26 @@ class Sequence:
         An id that ends the reply counts as produced but has no text. Raises `GrammarError` for a
         token that the constraint does not allow.
         """
-        first = not self.produced
-        self.produced.append(token)
+        produced = self.produced
+        produced.append(token)
+        detokenizer = self.detokenizer
         if token in self.stop_ids:
-            text = self.detokenizer.flush()
+            text = detokenizer.flush()
             self.finish_reason = "stop"
         else:
+            complete = False
             if self.constraint is not None:
                 self.constraint.accept(token)
-            text = self.detokenizer.push(token)
-            complete = self.constraint is not None and self.constraint.complete
-            if not self.detokenizer.stopped and (complete or len(self.produced) >= self.limit):
-                text += self.detokenizer.flush()
+                complete = self.constraint.complete
+            text = detokenizer.push(token)
+            if not detokenizer.stopped and (complete or len(produced) >= self.limit):
+                text += detokenizer.flush()
                 self.finish_reason = "stop" if complete else "length"
-            if self.detokenizer.stopped:
+            if detokenizer.stopped:
                 self.finish_reason = "stop"
-        return Delta(
-            text,
-            (token,),
-            self.finish_reason,
-            () if logprob is None else (logprob,),
-            self.cached if first else 0,
-        )
+        cached = self.cached if len(produced) == 1 else 0
+        logprobs = () if logprob is None else (logprob,)
+        return Delta(text, (token,), self.finish_reason, logprobs, cached)
 
 
 __all__ = ["Sequence", "SequenceState", "Sink"]

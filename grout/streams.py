@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import queue
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from grout.errors import GroutError
 from grout.request import Delta
@@ -12,19 +13,59 @@ from grout.sequence import Sequence
 Event = Delta | GroutError
 
 
+@dataclass(slots=True)
+class MergedDelta(Delta):
+    """Deltas that came faster than they were taken, as one; `parts`: each of them, in order."""
+
+    parts: tuple[Delta, ...] = ()
+
+
+def merged(deltas: list[Delta]) -> Delta:
+    """The one that says the same as `deltas`, at least one, in order."""
+    if len(deltas) == 1:
+        return deltas[0]
+    return MergedDelta(
+        "".join([delta.text for delta in deltas]),
+        tuple(token for delta in deltas for token in delta.token_ids),
+        deltas[-1].finish_reason,
+        tuple(entry for delta in deltas for entry in delta.logprobs),
+        max(delta.cached_tokens for delta in deltas),
+        tuple(part for delta in deltas for part in parts(delta)),
+    )
+
+
+def parts(delta: Delta) -> tuple[Delta, ...]:
+    """The deltas that `delta` was merged from: itself alone, where it was not."""
+    return delta.parts if isinstance(delta, MergedDelta) else (delta,)
+
+
 class AsyncStream:
-    """Deltas for a coroutine of `loop`. `put` only on that loop's thread; see `deliver`."""
+    """Deltas for one coroutine of `loop`. `put` only on that loop's thread; see `deliver`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._deltas: list[Delta] = []
+        self._error: GroutError | None = None
+        self._arrival: asyncio.Future[None] | None = None
 
     def put(self, event: Event) -> None:
-        self._events.put_nowait(event)
+        if isinstance(event, GroutError):
+            self._error = event
+        else:
+            self._deltas.append(event)
+        arrival, self._arrival = self._arrival, None
+        if arrival is not None and not arrival.done():
+            arrival.set_result(None)
 
     async def get(self) -> Delta:
-        """The next delta. Raises the error that ended the request."""
-        return _unwrap(await self._events.get())
+        """All that has come since the last call, waiting for it. Raises what ended the request."""
+        while not self._deltas:
+            if self._error is not None:
+                raise self._error
+            self._arrival = self.loop.create_future()
+            await self._arrival
+        deltas, self._deltas = self._deltas, []
+        return merged(deltas)
 
 
 class BlockingStream:

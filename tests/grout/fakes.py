@@ -8,10 +8,12 @@ model's next token is a hash of every token it finds in the KV pages of its row,
 page, position or order changes every token after it.
 """
 
+import functools
+import operator
 import random
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +26,7 @@ from grout.pages import PagePool
 from grout.runner import Runner
 from grout.scheduler import Scheduler
 from models.prompt import PromptChunk
-from models.slot import PLAIN, Features, Slot
+from models.slot import FROM_SLOT, GIVEN, KEPT, PADDING, PLAIN, Features, Slot
 
 VOCAB = 97
 EOS = 96
@@ -205,10 +207,14 @@ class FakeCache:
 
 @dataclass(eq=False)
 class FakeBatch:
+    """`slots` are those on the device; what is changed on the host reaches them in order."""
+
     device: FakeDevice
     size: int
     slots: list[Slot]
+    given: list[Slot]
     arrays: dict[str, FakeArray]
+    results: FakeArray
     features: Features = PLAIN
 
     def __getattr__(self, name: str) -> FakeArray:
@@ -221,8 +227,12 @@ class FakeBatch:
     def logprobs(self) -> dict[str, FakeArray]:
         return {name: self.arrays[name] for name in ("chosen", "top_ids", "top_values")}
 
-    def allow(self, slot: int, words: np.ndarray) -> None:
-        self.allowed[slot].copy_from(words)
+    def need(self, features: Features) -> None:
+        pass
+
+    def allow(self, masks: Mapping[int, np.ndarray]) -> None:
+        for slot, words in masks.items():
+            self.allowed[slot].copy_from(words)
 
     def head(self, n: int) -> "FakeBatch":
         arrays = {name: array[:n] for name, array in self.arrays.items()}
@@ -231,29 +241,46 @@ class FakeBatch:
     def set(self, slots: Sequence[Slot]) -> None:
         if len(slots) != self.size:
             raise ValueError(f"{len(slots)} slots for a batch of {self.size}")
-        rows = [slot.row for slot in slots if slot.row >= 0]
+        self.change(dict(enumerate(slots)))
+
+    def change(self, slots: Mapping[int, Slot], fresh: FakeArray | None = None) -> None:
+        for at, slot in slots.items():
+            self.given[at] = slot
+        given = self.given[: self.size]
+        rows = [slot.row for slot in given if slot.row >= 0]
         if len(set(rows)) != len(rows):
             raise ValueError(f"rows repeat: {rows}")
-        given = list(slots)
-        self.features = Features.of(slots)
+        self.features = Features.of(functools.reduce(operator.or_, (s.needs for s in given)))
         self.device.uploads += 1
+        self.given[: self.size] = [replace(slot, source=KEPT) for slot in given]
 
-        def upload() -> None:
+        def take() -> None:
+            before = self.results.data[0].copy()
             self.slots[: self.size] = given
-            self.ids.data[:] = [slot.token for slot in given]
-            self.positions.data[:] = [slot.position for slot in given]
+            for at, slot in enumerate(given):
+                if slot.source == KEPT:
+                    continue
+                self.positions.data[at] = slot.position
+                self.bad.data[at] = 0
+                if slot.source == GIVEN:
+                    self.ids.data[at] = slot.token
+                elif slot.source < 0:
+                    assert fresh is not None
+                    self.ids.data[at] = fresh.data[-1 - slot.source]
+                else:
+                    self.ids.data[at] = before[slot.source - FROM_SLOT]
 
-        self.device.enqueue(upload)
+        self.device.enqueue(take)
 
     def sample(self, at: int, context: Sequence[int]) -> None:
         """Choose slot `at`'s next token: the model's, or the next one allowed after it."""
         arrays = {name: array.data for name, array in self.arrays.items()}
         token = next_token(context, self.slots[at])
         bits = np.unpackbits(arrays["allowed"][at].view(np.uint8), bitorder="little")[:VOCAB]
-        while self.slots[at].masked and not bits[token]:
+        while self.slots[at].masked and bits.any() and not bits[token]:
             token = (token + 1) % VOCAB
         arrays["ids"][at] = token
-        arrays["bad"][at] = self.slots[at].seed == BAD_SEED
+        arrays["bad"][at] |= self.slots[at].seed == BAD_SEED
         arrays["chosen"][at] = -float(token)
         arrays["top_ids"][at] = (token + np.arange(20)) % VOCAB
         arrays["top_values"][at] = -token - np.arange(20)
@@ -295,16 +322,17 @@ class FakeTransformer:
         def array(dtype: Any, *shape: int, fill: int = 0) -> FakeArray:
             return FakeArray(np.full((size, *shape), fill, dtype), self.device)
 
+        results = FakeArray(np.zeros((2, size), np.int32), self.device)
         arrays = {
-            "ids": array(np.int32),
+            "ids": results[0],
             "positions": array(np.int32),
-            "bad": array(np.int32),
+            "bad": results[1],
             "allowed": array(np.uint32, -(-VOCAB // 32)),
             "chosen": array(np.float32),
             "top_ids": array(np.int32, 20),
             "top_values": array(np.float32, 20),
         }
-        return FakeBatch(self.device, size, [Slot(-1, 0, 0)] * size, arrays)
+        return FakeBatch(self.device, size, [PADDING] * size, [PADDING] * size, arrays, results)
 
     def prefill(self, cache: FakeCache, batch: FakeBatch, chunks: Sequence[PromptChunk]) -> None:
         failure, self.fail_prefill = self.fail_prefill, None
@@ -315,24 +343,20 @@ class FakeTransformer:
         def work() -> None:
             for at, chunk in enumerate(chunks):
                 row = batch.slots[at].row
-                for offset, token in enumerate(chunk.tokens):
-                    cache.write(row, chunk.start + offset, int(token))
+                for position, token in enumerate(chunk.tokens, chunk.start):
+                    cache.write(row, position, int(token))
                 batch.sample(at, cache.read(row, chunk.stop))
                 batch.positions.data[at] = chunk.stop
 
         self.device.enqueue(work)
 
-    def decode(self, cache: FakeCache, batch: FakeBatch, features: Features) -> None:
+    def decode_layers(self, cache: FakeCache, batch: FakeBatch) -> None:
         failure, self.fail_decode = self.fail_decode, None
         if failure is not None:
             moved = Moved()
             self.moved = weakref.ref(moved)
             raise failure
 
-        self.decode_layers(cache, batch)
-        self.decode_sample(cache, batch, features)
-
-    def decode_layers(self, cache: FakeCache, batch: FakeBatch) -> None:
         def work() -> None:
             self.decodes += 1
             late, self.fail_late = self.fail_late, None

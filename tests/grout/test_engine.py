@@ -389,7 +389,7 @@ def test_many_threads_share_one_engine() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert replies == {number: expected([number, number + 1], 10) for number in range(32)}
         assert_at_rest(engine)
     assert engine._thread is not None

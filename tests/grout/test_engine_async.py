@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 def run(main: Callable[[], Awaitable[T]]) -> T:
     async def bounded() -> T:
-        return await asyncio.wait_for(main(), 20)
+        return await asyncio.wait_for(main(), 60)
 
     return asyncio.run(bounded())
 
@@ -32,10 +32,7 @@ async def collect(stream: AsyncGenerator[Delta]) -> list[int]:
 
 async def settle(engine: Engine) -> None:
     """Wait until every request is gone."""
-    for _ in range(1000):
-        stats = engine.stats()
-        if stats["running"] == stats["waiting"] == 0:
-            break
+    while engine.stats()["running"] or engine.stats()["waiting"]:
         await asyncio.sleep(0.002)
     assert engine.stats()["pages_free"] == engine.stats()["pages_total"]
 

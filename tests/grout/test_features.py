@@ -245,7 +245,7 @@ def test_a_grammar_is_followed_while_the_device_runs() -> None:
     pending = engine._loop._pending
     # A step is under way with the grammar's request in it, and nothing was uploaded for it anew.
     assert pending is not None and len(pending.step.decode) == 2
-    assert model_of(engine).device.uploads == 3
+    assert model_of(engine).device.uploads == 2
     run_all(engine)
     assert len(text(tokens(stream))) == 40
     assert tokens(plain) == expected([7], 20)

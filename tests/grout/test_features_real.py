@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,7 +87,7 @@ SCHEMA = {
 def test_logprobs_are_those_of_the_logits(engine: Engine) -> None:
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=20)
     (got,) = engine.generate_sync(PROMPT, params).logprobs
-    logits = engine.runner._prefill_lane.batch.logits.numpy()[0].astype(np.float64)
+    logits = engine.runner._prompt.logits.numpy()[0].astype(np.float64)
     want = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
     order = np.argsort(-want, kind="stable")[:20]
     assert [token for token, _ in got.top] == order.tolist()
@@ -112,13 +113,13 @@ def test_nan_in_one_requests_cache_ends_that_request(
     spoilt: list[int] = []
     decode = runner.decode
 
-    def spoil_and_decode(sequences: tuple[Sequence, ...], read_ids: Callable[[], None]) -> Readback:
+    def spoil_and_decode(sequences: tuple[Sequence, ...], *rest: Any) -> Readback:
         for sequence in sequences:
             if sequence.params.priority == 7 and not spoilt:
                 spoilt.extend(sequence.pages)
                 _, values = cache.pages(0)
                 values[sequence.pages[0], 1].copy_from(np.full(values.shape[2:], np.nan, "f"))
-        return decode(sequences, read_ids)
+        return decode(sequences, *rest)
 
     monkeypatch.setattr(runner, "decode", spoil_and_decode)
     victim = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, priority=7)

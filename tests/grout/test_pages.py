@@ -112,3 +112,19 @@ def test_forgotten_pages_are_not_found() -> None:
     assert pool.find([b"a"]) == ()
     assert pool.cached_count == 0
     assert len(pool.allocate(2)) == 2
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 5)), max_size=60))
+def test_pages_ever_handed_out_are_counted(actions: list[tuple[bool, bool, int]]) -> None:
+    pool = PagePool(20)
+    seen: set[int] = set()
+    held: list[tuple[int, ...]] = []
+    for number, (take, publish, count) in enumerate(actions):
+        if take and count <= pool.free_count:
+            held.append(pool.allocate(count))
+            seen.update(held[-1])
+            if publish and count:
+                pool.publish(held[-1][0], number.to_bytes(2, "big"))
+        elif held:
+            pool.free(held.pop(count % len(held)))
+        assert pool.touched_count == len(seen)

@@ -40,7 +40,7 @@ def first_logits(engine: Engine, prompt: list[int]) -> np.ndarray:
     """Logits of the first token of a reply."""
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     engine.generate_sync(prompt, params)
-    logits: np.ndarray = engine.runner._prefill_lane.batch.logits.numpy()
+    logits: np.ndarray = engine.runner._prompt.logits.numpy()
     return logits
 
 

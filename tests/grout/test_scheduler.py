@@ -43,7 +43,6 @@ def produce(plan: Scheduler, step: Step) -> list[Sequence]:
     produced = list(step.decode)
     produced += [chunk.sequence for chunk in step.prefills if chunk.last]
     for member in produced:
-        member.in_flight -= 1
         member.accept(1)
         plan.completed(member, member.length - 1)
     return [member for member in produced if member.finish_reason]
@@ -178,44 +177,43 @@ def test_nobody_overtakes_the_head_of_the_queue() -> None:
     assert list(plan.waiting) == [large, small]
 
 
-def test_a_step_is_not_run_ahead_when_the_batch_will_change() -> None:
+def test_steps_run_ahead_while_sequences_join_and_leave() -> None:
     plan = scheduler()
     member = sequence(10, 3)
     plan.add(member)
-    first = advance(plan)
-    assert plan.follows(first)  # its next chunk depends on nothing
-    second = advance(plan)
-    assert not plan.follows(second)  # its first token comes
-    produce(plan, second)
-    third = advance(plan)
-    assert plan.follows(third)  # the same batch again
-    fourth = advance(plan)
-    assert not plan.follows(fourth)  # its limit is reached in flight
+    steps = [advance(plan) for _ in range(4)]
+    assert spans(steps) == [[(0, 8)], [(8, 10)], [], []]
+    # Its first token is not known yet when it joins, nor any when its limit is reached.
+    assert [step.decode for step in steps] == [(), (), (member,), (member,)]
+    assert (member.enqueued, member.in_flight) == (3, 3)
     assert plan.schedule() is None
-    produce(plan, third)
-    assert produce(plan, fourth) == [member]
+    for step in steps[1:3]:
+        assert produce(plan, step) == []
+    assert produce(plan, steps[3]) == [member]
+    assert (member.enqueued, member.in_flight) == (3, 0)
 
 
-def test_a_step_is_not_run_ahead_when_somebody_will_have_to_give_way() -> None:
+def test_ids_are_to_be_read_before_somebody_gives_way() -> None:
     plan = scheduler(pages=4)
     first, second = sequence(4, 9), sequence(4, 9)
     plan.add(first)
     plan.add(second)
     produce(plan, advance(plan))
     step = advance(plan)
-    while plan.pool.free_count:
-        assert plan.follows(step)
-        produce(plan, step)
-        step = advance(plan)
+    assert step.grown == step.decode == (first, second)
     for _ in range(3):
-        assert plan.follows(step)
+        assert not plan.short
         following = advance(plan)
+        assert following.grown == ()
         produce(plan, step)
         step = following
-    assert not plan.follows(step)
+    assert plan.pool.free_count == 0
+    assert plan.short
     produce(plan, step)
-    assert advance(plan).decode == (first,)
+    step = advance(plan)
+    assert step.decode == step.grown == (first,)
     assert plan.preemptions == 1
+    assert second.enqueued == len(second.produced) == 5
 
 
 def test_a_prefix_is_found_and_its_last_token_run_again() -> None:
