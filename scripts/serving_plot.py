@@ -54,7 +54,7 @@ def plot(runs: Sequence[Run], title: str) -> str:
         f'<text x="{LEFT}" y="20" font-size="14" font-weight="bold">{escape(title)}</text>\n'
         f'<g transform="translate(0 24)">\n{throughput}</g>\n'
         f'<g transform="translate({WIDTH} 24)">\n{latency}</g>\n'
-        f"{_legend(names, HEIGHT + 44)}</svg>\n"
+        f"{legend(names, HEIGHT + 44)}</svg>\n"
     )
 
 
@@ -99,7 +99,8 @@ def _drawn(line: Line, x: Callable[[int], float], y: Callable[[float], float]) -
     return f'<polyline points="{path}" fill="none" stroke="{line.color}"{dash}/>{dots}'
 
 
-def _legend(names: Sequence[str], y: int) -> str:
+def legend(names: Sequence[str], y: int) -> str:
+    """A coloured square and a name for each line, in a row whose text stands on `y`."""
     out, x = "", LEFT
     for i, name in enumerate(names):
         color = COLORS[i % len(COLORS)]

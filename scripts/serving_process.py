@@ -9,7 +9,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -22,10 +22,13 @@ class StartError(Exception):
 
 
 @contextlib.contextmanager
-def started(command: str, url: str, seconds: float) -> Iterator[int]:
+def started(
+    command: str, url: str, seconds: float, variables: Mapping[str, str] | None = None
+) -> Iterator[int]:
     """Run `command` until the block ends; yields its process id once `url`/health answers 200.
 
-    Its output goes to a temporary file, of which `StartError` shows the end.
+    variables: of its environment, beside this process's. Its output goes to a temporary file, of
+    which `StartError` shows the end.
     """
     if is_healthy(url):
         raise StartError(f"{url} already answers; stop that server first")
@@ -33,6 +36,7 @@ def started(command: str, url: str, seconds: float) -> Iterator[int]:
         try:
             process = subprocess.Popen(
                 shlex.split(command),
+                env={**os.environ, **(variables or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -96,13 +100,19 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def resident_bytes(pid: int) -> int:
-    """Resident memory of a process and its descendants; 0 where /proc has none of them."""
+def private_bytes(pid: int) -> int:
+    """Memory that a process and its descendants have for themselves, swapped out or not.
+
+    Not what is mapped from files, which comes and goes as the kernel likes. 0 where /proc has none
+    of them.
+    """
     total = 0
     for one in family(pid):
         with contextlib.suppress(OSError, IndexError, ValueError):
-            total += int(Path(f"/proc/{one}/statm").read_text().split()[1])
-    return total * os.sysconf("SC_PAGE_SIZE")
+            for line in Path(f"/proc/{one}/status").read_text().splitlines():
+                if line.startswith(("RssAnon:", "VmSwap:")):
+                    total += int(line.split()[1]) * 1024
+    return total
 
 
 def cpu_seconds(pid: int) -> float:

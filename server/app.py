@@ -2,6 +2,7 @@
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from server import errors, openapi
 from server.auth import RequireKey
@@ -21,15 +22,27 @@ from server.routes import (
 )
 from server.served import Served, served_name
 from server.settings import Settings
+from server.sse import DirectSend
+from server.stopping import RefuseWhenStopping, Stopping
 
 __all__ = ["create_app"]
 
 
-def create_app(engine: ServingEngine, settings: Settings | None = None) -> FastAPI:
-    """Return the application that serves `engine`, which the caller opens and closes."""
+class _App(FastAPI):
+    def build_middleware_stack(self) -> ASGIApp:
+        return DirectSend(super().build_middleware_stack())
+
+
+def create_app(
+    engine: ServingEngine, settings: Settings | None = None, stopping: Stopping | None = None
+) -> FastAPI:
+    """Return the application that serves `engine`, which the caller opens and closes.
+
+    stopping: by which the caller makes it refuse requests.
+    """
     settings = settings or Settings()
     # Bodies are read by the routes themselves (server/body.py), so the schema is our own too.
-    app = FastAPI(title="Grout", openapi_url=None, docs_url=None, redoc_url=None)
+    app = _App(title="Grout", openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
     served = Served(engine, settings, Metrics(engine, served_name(engine)))
     for router in (
@@ -49,6 +62,7 @@ def create_app(engine: ServingEngine, settings: Settings | None = None) -> FastA
     errors.install(app)
     if settings.api_keys:
         app.add_middleware(RequireKey, keys=settings.api_keys)
+    app.add_middleware(RefuseWhenStopping, state=stopping or Stopping())
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

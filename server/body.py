@@ -1,8 +1,10 @@
-"""Reading a request's JSON body: UTF-8, finite numbers, no lone surrogates, bounded size."""
+"""Reading a request's JSON body: UTF-8, finite numbers, no key twice, no lone surrogates."""
 
 import asyncio
 import json
+import math
 import re
+from collections import Counter
 from typing import Any, NoReturn, TypeAlias
 
 from fastapi import Request
@@ -38,12 +40,12 @@ async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
             code="unsupported_media_type",
         )
     try:
-        async with asyncio.timeout(settings.body_seconds):
+        async with asyncio.timeout(settings.receive_seconds):
             raw = await _read(request, settings.max_body_bytes)
     except TimeoutError:
         raise ApiError(
             408,
-            f"The body was not complete after {settings.body_seconds:g} seconds.",
+            f"The body was not complete after {settings.receive_seconds:g} seconds.",
             code="timeout",
             headers={"Connection": "close"},
         ) from None
@@ -54,11 +56,16 @@ async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
 
 
 async def _read(request: Request, limit: int) -> bytes:
+    too_large = ApiError(413, f"The body is over {limit} bytes.", code="request_too_large")
+    # Where the size is told, nothing is read, nor asked for with 100-continue.
+    told = request.headers.get("content-length", "")
+    if told.isdecimal() and int(told) > limit:
+        raise too_large
     raw = bytearray()
     async for chunk in request.stream():
         raw += chunk
         if len(raw) > limit:
-            raise ApiError(413, f"The body is over {limit} bytes.", code="request_too_large")
+            raise too_large
     return bytes(raw)
 
 
@@ -66,7 +73,12 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     """Return the JSON object in `raw`; raises ApiError 400 saying what is wrong and where."""
     try:
         text = raw.decode("utf-8")
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(
+            text,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            object_pairs_hook=_without_repeats,
+        )
     except UnicodeDecodeError as error:
         raise _malformed(f"byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
@@ -88,6 +100,23 @@ def _malformed(reason: str) -> ApiError:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise _malformed(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        shown = text if len(text) <= 40 else text[:37] + "..."
+        raise _malformed(f"the number {shown} is too large")
+    return value
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        shown = key if len(key) <= 100 else key[:97] + "..."
+        raise _malformed(f"the key {shown!r} comes more than once in one object")
+    return value
 
 
 def _json_kind(value: Any) -> str:

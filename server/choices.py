@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from grout.request import Delta, TokenLogprob
+from grout.streams import parts
 from server.generation import Generations
 from server.logprobs import LogprobStream
-from server.pieces import CallPiece, Piece
+from server.pieces import CallPiece, Piece, joined
 from server.protocol import ServingTokenizer
 from server.reasoning import ReasoningSplitter
 from server.tool_choice import ToolUse
@@ -16,7 +17,7 @@ from server.tool_parser import ToolParser
 __all__ = ["ChatAnswer", "ChatChoices", "Step", "usage"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """What one delta adds to one answer; finish_reason: on the last of an answer alone."""
 
@@ -96,15 +97,25 @@ class ChatChoices:
 
     async def __aiter__(self) -> AsyncGenerator[Step, None]:
         async for index, delta in self.generations:
-            answer = self.answers[index]
-            pieces, logprobs = answer.feed(delta)
-            reason: str | None = delta.finish_reason
-            if answer.complete and reason is None:
+            answer, generation = self.answers[index], self.generations.each[index]
+            # One by one: tokens are counted by where they stand.
+            first, *rest = parts(delta)
+            generation.count(first)
+            pieces, logprobs = answer.feed(first)
+            for part in rest:
+                if answer.complete:
+                    break
+                generation.count(part)
+                more, entries = answer.feed(part)
+                pieces += more
+                logprobs += entries
+            if answer.complete and generation.finish_reason is None:
                 await self.generations.end(index)
-                reason = "stop"
+            reason: str | None = generation.finish_reason
+            if reason is not None:
+                reason = answer.finish_reason(reason)
             if pieces or logprobs or reason:
-                reason = None if reason is None else answer.finish_reason(reason)
-                yield Step(index, pieces, logprobs, reason)
+                yield Step(index, joined(pieces), logprobs, reason)
 
     def usage(self) -> dict[str, Any]:
         """Return OpenAI's token counts, reasoning apart."""

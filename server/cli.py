@@ -30,6 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from server.terminal import chat
 
             return chat(options)
+        if options.command == "audit":
+            from server.audit import audit
+
+            return audit()
         from server.info import info
 
         return info(options)
@@ -70,6 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_chat(commands)
     _add_info(commands)
+    commands.add_parser(
+        "audit", help="show what the ownership rules do not check", allow_abbrev=False,
+        description="Show every place of the serving path that the ownership rules do not check, "
+        "with its reason. Exit code 1 if there is an unsafe kernel.",
+    )  # fmt: skip
     return parser
 
 
@@ -120,7 +129,7 @@ def _add_http_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--request-timeout", type=_seconds, metavar="SECONDS",
-        help="longest time for an answer (no limit)",
+        help="longest time for an answer, waiting in the queue included (no limit)",
     )  # fmt: skip
     group.add_argument(
         "--shutdown-timeout", type=_seconds, metavar="SECONDS",
@@ -179,6 +188,7 @@ ENGINE_OPTIONS = (
     "max_queue",
     "prefill_chunk",
     "prefix_caching",
+    "request_timeout",
     "seed",
 )
 """Fields of `EngineConfig` that are options of the command; absent ones keep its defaults."""

@@ -22,7 +22,6 @@ DEFAULTS: dict[str, Any] = {
     "ssl_certfile": None,
     "ssl_keyfile": None,
     "max_body_bytes": 32 * 1024 * 1024,
-    "request_timeout": None,
     "shutdown_timeout": 30.0,
     "log_requests": "summary",
 }

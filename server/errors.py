@@ -30,13 +30,13 @@ __all__ = [
     "from_engine",
     "install",
     "invalid",
-    "timed_out",
+    "stopping",
 ]
 
 logger = logging.getLogger("grout.server")
 
 RETRY_SECONDS = 1
-"""What a client is told to wait where the queue is full."""
+"""What a client is told to wait where the queue is full or the server is stopping."""
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
@@ -120,9 +120,14 @@ def from_engine(error: Exception, param: str) -> ApiError:
     if isinstance(error, GrammarError):
         return invalid("response_format", f"{error}.")
     if isinstance(error, RequestTimeout):
-        return timed_out()
+        return ApiError(
+            504,
+            f"The answer took longer than this server allows ({error.seconds:g} s).",
+            code="timeout",
+            kind=SERVER_ERROR,
+        )
     if isinstance(error, EngineClosed):
-        return ApiError(503, "The server is stopping.", code="engine_down", kind=SERVER_ERROR)
+        return stopping()
     logger.error("generation failed", exc_info=error)
     if isinstance(error, EngineDead):
         return ApiError(
@@ -139,13 +144,14 @@ def from_engine(error: Exception, param: str) -> ApiError:
     )
 
 
-def timed_out() -> ApiError:
-    """Return the error for an answer that takes longer than the server allows."""
+def stopping() -> ApiError:
+    """Return the error for what a server that is stopping cannot answer any more."""
     return ApiError(
-        504,
-        "The answer took longer than this server allows.",
-        code="timeout",
+        503,
+        "The server is stopping. Try again shortly, or elsewhere.",
+        code="engine_down",
         kind=SERVER_ERROR,
+        headers={"Retry-After": str(RETRY_SECONDS), "Connection": "close"},
     )
 
 

@@ -8,7 +8,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from grout.request import Delta, FinishReason, SamplingParams
-from server.errors import ApiError, from_engine, timed_out
+from grout.streams import merged
+from server.errors import ApiError, from_engine
 from server.exceptions import ServerError
 from server.metrics import Metrics
 from server.prompts import Prompt
@@ -20,10 +21,11 @@ T = TypeVar("T")
 
 
 class Generation:
-    """An answer in the making; iterate it for deltas and `aclose` it in every case.
+    """An answer in the making; iterate it or `take` deltas, and `aclose` it in every case.
 
     Errors leave as ApiError, the engine's refusals already from the constructor.
-    `completion_tokens`, `cached_tokens` and `finish_reason` grow with the iteration.
+    `completion_tokens`, `cached_tokens` and `finish_reason` are those of the deltas given to
+    `count`; `error` is the code of what ended it.
     """
 
     def __init__(
@@ -37,30 +39,48 @@ class Generation:
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.finish_reason: FinishReason | None = None
+        self.error: str | None = None
         try:
             self._deltas = engine.generate(prompt.token_ids, params)
         except Exception as error:
             raise from_engine(error, prompt.param) from error
         self._timer = None if metrics is None else metrics.begin(len(prompt.token_ids))
-        self._first: list[Delta] = []
+        self._first: Delta | None = None
+        self._complete = False
 
     async def start(self) -> None:
         """Wait for the first delta, so that a refusal still finds the status line unsent."""
-        delta = await self._next()
-        if delta is not None:
-            self._first.append(delta)
+        self._first = await self.take()
+
+    async def take(self) -> Delta | None:
+        """The next delta, a `MergedDelta` where several have come; None after the last one."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        if self._complete:
+            return None
+        try:
+            delta = await anext(self._deltas)
+        except StopAsyncIteration:
+            error = ServerError("the engine's iterator ended without a finish reason")
+            raise self._failed(error) from None
+        except Exception as error:
+            raise self._failed(error) from error
+        self._complete = delta.finish_reason is not None
+        if self._timer is not None:
+            self._timer.tokens(len(delta.token_ids))
+        return delta
+
+    def count(self, delta: Delta) -> None:
+        """Take a delta into the figures of the answer."""
+        self.completion_tokens += len(delta.token_ids)
+        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        self.finish_reason = delta.finish_reason
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
-        while True:
-            delta = self._first.pop() if self._first else await self._next()
-            if delta is None:
-                return
-            self.completion_tokens += len(delta.token_ids)
-            self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
-            self.finish_reason = delta.finish_reason
+        while (delta := await self.take()) is not None:
+            self.count(delta)
             yield delta
-            if delta.finish_reason is not None:
-                return
 
     async def aclose(self) -> None:
         """End the request, aborting it where it still runs."""
@@ -71,29 +91,28 @@ class Generation:
             self._timer.finished(self.finish_reason or "abort")
             self._timer = None
 
-    async def _next(self) -> Delta | None:
-        try:
-            delta = await anext(self._deltas, None)
-            if delta is None and self.finish_reason is None:
-                raise ServerError("the engine's iterator ended without a finish reason")
-        except Exception as error:
-            raise from_engine(error, self.prompt.param) from error
-        if delta is not None and self._timer is not None:
-            self._timer.tokens(len(delta.token_ids))
-        return delta
+    def _failed(self, error: Exception) -> ApiError:
+        shown = from_engine(error, self.prompt.param)
+        self.error = shown.code
+        return shown
 
 
 class Generations:
-    """The answers to one request; iterate for (index, delta) in order of arrival.
+    """The answers to one request; iterate for (index, delta), which is to be counted.
 
-    All of them run at once. The first error of any ends the iteration.
+    All of them run at once; what has come of an answer since it was last yielded is one
+    `MergedDelta`. The first error of any ends the iteration.
     """
 
     def __init__(self, each: Sequence[Generation]) -> None:
         self.each = tuple(each)
-        self._arrived: asyncio.Queue[tuple[int, Delta | BaseException | None]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._ended: set[int] = set()
+        # What the tasks have brought: deltas by answer, the first error, how many have ended.
+        self._arrived: dict[int, list[Delta]] = {}
+        self._error: ApiError | None = None
+        self._done = 0
+        self._news = asyncio.Event()
 
     @classmethod
     def begin(
@@ -111,39 +130,33 @@ class Generations:
             await self.each[0].start()
             return
         self._run_all()
-        index, first = await self._arrived.get()
-        if isinstance(first, BaseException):
-            raise first
-        # Back in front: nothing else reads the queue before the iteration begins.
-        rest = [self._arrived.get_nowait() for _ in range(self._arrived.qsize())]
-        for item in [(index, first), *rest]:
-            self._arrived.put_nowait(item)
+        await self._news.wait()
+        if self._error is not None:
+            raise self._error
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
         if len(self.each) == 1:
-            async for delta in self.each[0]:
+            while not self._ended and (delta := await self.each[0].take()) is not None:
                 yield 0, delta
-                if self._ended:
-                    return
             return
         self._run_all()
-        left = len(self.each)
-        while left:
-            index, item = await self._arrived.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                left -= 1
-            elif index not in self._ended:
-                yield index, item
+        while self._arrived or self._done < len(self.each):
+            await self._news.wait()
+            self._news.clear()
+            arrived, self._arrived = self._arrived, {}
+            for index, deltas in arrived.items():
+                if index not in self._ended:
+                    yield index, merged(deltas)
+            if self._error is not None:
+                raise self._error
 
     async def end(self, index: int) -> None:
         """End one answer early: nothing more of it will come."""
         self._ended.add(index)
+        self.each[index].finish_reason = "stop"
         if self._tasks:
             self._tasks[index].cancel()
             await asyncio.wait([self._tasks[index]])
-            self._arrived.put_nowait((index, None))
         await self.each[index].aclose()
 
     async def aclose(self) -> None:
@@ -163,29 +176,22 @@ class Generations:
 
     async def _pump(self, index: int, generation: Generation) -> None:
         try:
-            async for delta in generation:
-                self._arrived.put_nowait((index, delta))
+            while (delta := await generation.take()) is not None:
+                self._arrived.setdefault(index, []).append(delta)
+                self._news.set()
         except ApiError as error:
-            self._arrived.put_nowait((index, error))
-        else:
-            self._arrived.put_nowait((index, None))
+            self._error = self._error or error
+        finally:
+            self._done += 1
+            self._news.set()
 
 
-async def unless_disconnected(
-    receive: Receive, work: Coroutine[Any, Any, T], seconds: float | None = None
-) -> T:
-    """Return the result of `work`; cancel it and raise ClientDisconnect if the client goes away.
-
-    Raises ApiError 504 once `seconds` have passed.
-    """
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`; cancel it and raise ClientDisconnect if the client goes away."""
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnected(receive))
     try:
-        done, _ = await asyncio.wait(
-            {task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
-        )
-        if not done:
-            raise timed_out()
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientDisconnect
         return task.result()

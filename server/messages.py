@@ -11,6 +11,8 @@ __all__ = ["flatten_messages"]
 _ROLES = ("assistant", "developer", "system", "tool", "user")
 # Clients send back the assistant's message as they got it, empty fields included.
 _MUST_BE_EMPTY = ("annotations", "audio", "function_call", "refusal")
+# What clients' helpers made of the content, which says the same.
+_REPEATED = ("parsed",)
 _REASONING = ("reasoning_content", "reasoning")
 
 
@@ -31,7 +33,7 @@ def _flatten(message: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, 
     flat: dict[str, Any] = {"role": "system" if role == "developer" else role}
     for key, value in message.items():
         where = (*path, key)
-        if key in ("role", "content"):
+        if key in ("role", "content") or (key in _REPEATED and role == "assistant"):
             continue
         if key in _MUST_BE_EMPTY:
             if value not in (None, "", [], {}):

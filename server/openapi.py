@@ -25,36 +25,63 @@ _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
 }
 _GETS = {
     "/v1/models": "The model, under each of its names.",
+    "/v1/models/{name}": "The model by one of its names.",
+    "/v1/responses/{name}": "Refused: responses are not stored.",
     "/health": "Whether the engine runs.",
     "/version": "Which Grout this is.",
     "/metrics": "Metrics for Prometheus.",
+    "/openapi.json": "This document.",
+    "/": "A chat page.",
 }
 
 # Parts of requests that the routes check themselves.
-_MESSAGE = {
-    "type": "object",
-    "required": ["role"],
-    "properties": {
-        "role": {"enum": ["assistant", "developer", "system", "tool", "user"]},
-        "content": {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "null"},
-                {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "required": ["type", "text"],
-                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                    },
-                },
-            ]
+_TEXT = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["type", "text"],
+                "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+            },
         },
-        "name": {"type": "string"},
-        "tool_call_id": {"type": "string"},
-        "tool_calls": {"type": "array", "items": {"$ref": "#/components/schemas/ToolCall"}},
-    },
+    ]
 }
+_NAMED = {"name": {"type": "string"}}
+
+
+def _message(roles: list[str], required: list[str], properties: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "required": ["role", *required],
+        "properties": {"role": {"enum": roles}, **_NAMED, **properties},
+        "additionalProperties": False,
+    }
+
+
+_OR_NULL = {"type": ["string", "null"]}
+_MESSAGE = {
+    "anyOf": [
+        _message(["developer", "system", "user"], ["content"], {"content": _TEXT}),
+        _message(["tool"], ["content", "tool_call_id"],
+                 {"content": _TEXT, "tool_call_id": {"type": "string"}}),
+        _message(
+            ["assistant"],
+            [],
+            {
+                "content": {"anyOf": [*_TEXT["anyOf"], {"type": "null"}]},
+                "reasoning_content": _OR_NULL,
+                "reasoning": _OR_NULL,
+                "refusal": {"type": "null"},
+                "tool_calls": {
+                    "type": ["array", "null"],
+                    "items": {"$ref": "#/components/schemas/ToolCall"},
+                },
+            },
+        ),
+    ]
+}  # fmt: skip
 _TOOL_CALL = {
     "type": "object",
     "required": ["id", "type", "function"],
@@ -64,7 +91,10 @@ _TOOL_CALL = {
         "function": {
             "type": "object",
             "required": ["name", "arguments"],
-            "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}},
+            "properties": {
+                "name": {"type": "string"},
+                "arguments": {"type": "string", "contentMediaType": "application/json"},
+            },
         },
     },
 }
@@ -97,6 +127,34 @@ _TOOL_CHOICE = {
         },
     ]
 }
+_FORMAT = {
+    "anyOf": [
+        {"type": "null"},
+        {
+            "type": "object",
+            "required": ["type"],
+            "properties": {"type": {"enum": ["text", "json_object"]}},
+        },
+        {
+            "type": "object",
+            "required": ["type", "json_schema"],
+            "properties": {
+                "type": {"const": "json_schema"},
+                "json_schema": {
+                    "type": "object",
+                    "required": ["schema"],
+                    "properties": {
+                        "name": {"type": "string"},
+                        "description": {"type": "string"},
+                        "strict": {"type": ["boolean", "null"]},
+                        "schema": {"type": "object"},
+                    },
+                    "additionalProperties": False,
+                },
+            },
+        },
+    ]
+}
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -113,6 +171,7 @@ _ERROR = {
         }
     },
 }
+_NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 def document() -> dict[str, Any]:
@@ -134,6 +193,15 @@ def document() -> dict[str, Any]:
         }
     for path, summary in _GETS.items():
         paths[path] = {"get": {"summary": summary, "responses": _responses()}}
+        if "{name}" in path:
+            paths[path]["get"]["parameters"] = [_NAME]
+    paths["/v1/embeddings"] = {
+        "post": {
+            "summary": "Refused: the models served here generate.",
+            "requestBody": {"content": {"application/json": {"schema": {"type": "object"}}}},
+            "responses": _responses(),
+        }
+    }
     return {
         "openapi": "3.1.0",
         "info": {"title": "Grout", "version": version()},
@@ -169,6 +237,8 @@ def _add_schema(schemas: dict[str, Any], model: type[BaseModel]) -> None:
         }
     if "prompt" in properties and model is CompletionRequest:
         properties["prompt"] = _PROMPT
+    if "response_format" in properties:
+        properties["response_format"] = _FORMAT
     if "tool_choice" in properties:
         properties["tool_choice"] = _TOOL_CHOICE
     schemas[model.__name__] = schema

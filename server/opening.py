@@ -2,12 +2,12 @@
 
 import argparse
 import dataclasses
-import sys
 import time
 from typing import Any
 
 import grout
 from server.cli import ENGINE_OPTIONS
+from server.console import say
 from server.protocol import ClosableEngine
 
 __all__ = ["engine_options", "open_engine"]
@@ -24,12 +24,8 @@ def open_engine(options: argparse.Namespace, **defaults: Any) -> ClosableEngine:
     if names := getattr(options, "served_model_name", ()):
         config = dataclasses.replace(config, served_model_name=names[0])
     started = time.monotonic()
-    _say(f"opening {options.model or 'the default model'}")
-    engine: ClosableEngine = grout.create_engine(config, progress=_say)
+    say(f"opening {options.model or 'the default model'}")
+    engine: ClosableEngine = grout.create_engine(config, progress=say)
     seconds = time.monotonic() - started
-    _say(f"loaded {engine.model_id} in {seconds:.1f} s")
+    say(f"loaded {engine.model_id} in {seconds:.1f} s")
     return engine
-
-
-def _say(text: str) -> None:
-    print(f"grout: {text}", file=sys.stderr, flush=True)

@@ -14,22 +14,26 @@ class ReasoningSplitter:
     """Takes an answer's text piece by piece and returns what each adds to either kind.
 
     Reasoning is what stands between `<think>` at the very start of the answer (or in the prompt:
-    `opened`) and the first `</think>`; without one it lasts to the end, so that a cut-off thought
-    never becomes content. Newlines around both kinds belong to the markup and are dropped.
+    `opened`; some models then write it once more) and the first `</think>`; without one it lasts to
+    the end, so that a cut-off thought never becomes content. Newlines around both kinds belong to
+    the markup and are dropped.
     """
 
     def __init__(self, *, opened: bool = False) -> None:
-        self._state: Literal["start", "thinking", "content"] = "thinking" if opened else "start"
+        self._opened = opened
+        self._state: Literal["start", "thinking", "content"] = "start"
         self._held = ""
         self._at_edge = True
 
     @property
     def thinking(self) -> bool:
         """Whether the text so far ends inside the reasoning."""
-        return self._state == "thinking"
+        return self._state == "thinking" or (self._state == "start" and self._opened)
 
     def feed(self, text: str) -> list[Piece]:
         """Return the pieces that `text` settles; the rest is held back."""
+        if self._state == "content" and not self._at_edge:
+            return [Piece("content", text)] if text else []
         self._held += text
         pieces: list[Piece] = []
         if self._state == "start":
@@ -43,7 +47,7 @@ class ReasoningSplitter:
     def flush(self) -> list[Piece]:
         """Return what is still held at the end of the answer."""
         held, self._held = self._held, ""
-        if self._state == "thinking":
+        if self.thinking:
             held = held.lstrip("\n") if self._at_edge else held
             held = held.rstrip("\n")
             return [Piece("reasoning", held)] if held else []
@@ -55,8 +59,9 @@ class ReasoningSplitter:
             self._held = begin.removeprefix(OPEN)
             self._state = "thinking"
         elif not OPEN.startswith(begin):
-            self._state = "content"
-            self._at_edge = False  # nothing was cut off before it: every newline is the answer's
+            self._state = "thinking" if self._opened else "content"
+            # Before content nothing was cut off: every newline is the answer's.
+            self._at_edge = self._opened
 
     def _take_reasoning(self, pieces: list[Piece]) -> None:
         before, close, after = self._held.partition(CLOSE)
@@ -84,6 +89,7 @@ class ReasoningSplitter:
 
 def _unsettled(text: str) -> int:
     """Return the length of the tail that may yet be newlines and `</think>`."""
-    tag = max((n for n in range(len(CLOSE)) if text.endswith(CLOSE[:n])), default=0)
+    at = text.rfind(CLOSE[0], -len(CLOSE) + 1)
+    tag = len(text) - at if at >= 0 and CLOSE.startswith(text[at:]) else 0
     body = text[: len(text) - tag]
     return tag + len(body) - len(body.rstrip("\n"))

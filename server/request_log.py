@@ -94,6 +94,9 @@ class RequestLog:
                 "completion_tokens": sum(one.completion_tokens for one in each),
                 "finish_reasons": [one.finish_reason or "abort" for one in each],
             }
+            # A stream that fails has had its status: 200.
+            if errors := [one.error for one in each if one.error is not None]:
+                line["error"] = errors[0]
         if self._level == "text" and record.body is not None:
             line["body"] = record.body
         return line

@@ -9,11 +9,14 @@ from server.logprobs import chat_entries
 from server.pieces import CallPiece, Piece
 from server.protocol import ServingTokenizer
 
-__all__ = ["OutputBuilder"]
+__all__ = ["TEXT_DELTAS", "OutputBuilder"]
 
 Event = dict[str, Any]
 
 _PARTS = {"reasoning": "reasoning_text", "content": "output_text"}
+
+TEXT_DELTAS = frozenset(f"response.{name}.delta" for name in _PARTS.values())
+"""Types of the events that an answer has most of: those with a piece of its text."""
 
 
 class OutputBuilder:
@@ -28,6 +31,7 @@ class OutputBuilder:
         self._top = top_logprobs
         self._logprobs: list[TokenLogprob] = []  # not yet part of an event
         self._open: str | None = None  # "reasoning", "content" or "call"
+        self._texts: list[str] = []  # of the part that is open
 
     def add(
         self, pieces: Sequence[Piece | CallPiece], logprobs: Sequence[TokenLogprob]
@@ -50,7 +54,7 @@ class OutputBuilder:
             yield from self._close("completed")
             yield from self._begin_text(piece.kind)
         part = self.items[-1]["content"][0]
-        part["text"] += piece.text
+        self._texts.append(piece.text)
         name = _PARTS[piece.kind]
         delta = self._at(f"response.{name}.delta") | {"content_index": 0, "delta": piece.text}
         if piece.kind == "content":
@@ -110,6 +114,7 @@ class OutputBuilder:
             }
         else:
             part = item["content"][0]
+            part["text"], self._texts = "".join(self._texts), []
             done = {"content_index": 0, "text": part["text"]}
             if kind == "content":
                 done["logprobs"] = part["logprobs"]

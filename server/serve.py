@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
-import uvicorn
-
-from server.app import create_app
+from server.console import say
 from server.exceptions import CommandError
+from server.http_server import HttpServer
 from server.opening import open_engine
 from server.origin import check_origin
 from server.protocol import ServingEngine
@@ -32,12 +31,20 @@ def serve(options: argparse.Namespace) -> int:
     settings = _settings(options)
     _check_tls(options)
     _configure_logging()
-    with _sigterm_interrupts(), bind(options.host, options.port) as listener:
+    with _signals_interrupt(), bind(options.host, options.port) as listener:
         engine = open_engine(options)
         try:
-            _run(engine, listener, options, settings)
+            ready = _ready_text(engine, settings, options, listener.getsockname()[1])
+            HttpServer(
+                engine,
+                settings,
+                drain_seconds=options.shutdown_timeout,
+                started=lambda: say(ready, sys.stdout),
+                ssl_certfile=options.ssl_certfile,
+                ssl_keyfile=options.ssl_keyfile,
+            ).run(sockets=[listener])
         except KeyboardInterrupt:
-            print("grout: stopped", flush=True)
+            say("stopped", sys.stdout)
         finally:
             engine.close()
     return 0
@@ -75,7 +82,6 @@ def _settings(options: argparse.Namespace) -> Settings:
         names=tuple(dict.fromkeys(options.served_model_name)),
         cors_origins=tuple(options.cors_origin),
         max_body_bytes=options.max_body_bytes,
-        request_seconds=options.request_timeout or None,
         log_requests=options.log_requests,
     )
 
@@ -96,48 +102,6 @@ def _check_tls(options: argparse.Namespace) -> None:
         raise CommandError(f"cannot serve TLS with {files}: {reason}") from None
 
 
-def _run(
-    engine: ServingEngine,
-    listener: socket.socket,
-    options: argparse.Namespace,
-    settings: Settings,
-) -> None:
-    config = uvicorn.Config(
-        create_app(engine, settings),
-        log_config=None,
-        log_level=logging.WARNING,
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        ssl_certfile=options.ssl_certfile,
-        ssl_keyfile=options.ssl_keyfile,
-        timeout_graceful_shutdown=max(1, round(options.shutdown_timeout)),
-    )
-    port = listener.getsockname()[1]
-    _Server(config, _ready_text(engine, settings, options, port)).run(sockets=[listener])
-
-
-class _Server(uvicorn.Server):
-    """Says when it is ready, and what it waits for at its end."""
-
-    def __init__(self, config: uvicorn.Config, ready: str) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            print(self._ready, flush=True)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        running = len(self.server_state.tasks)
-        if running:
-            limit = self.config.timeout_graceful_shutdown
-            text = f"grout: stopping; up to {limit} s for {running} running requests"
-            print(text, file=sys.stderr, flush=True)
-        await super().shutdown(sockets)
-
-
 def _ready_text(
     engine: ServingEngine, settings: Settings, options: argparse.Namespace, port: int
 ) -> str:
@@ -154,8 +118,8 @@ def _ready_text(
         path, example["messages"] = "chat/completions", [{"role": "user", "content": "Hello!"}]
     header = " -H 'Authorization: Bearer KEY'" if settings.api_keys else ""
     return (
-        f"grout: ready, {name} at {url}/v1\n"
-        f"grout: try  curl {url}/v1/{path} -H 'Content-Type: application/json'{header} "
+        f"ready, {name} at {url}/v1\n"
+        f"try  curl {url}/v1/{path} -H 'Content-Type: application/json'{header} "
         f"-d {shlex.quote(json.dumps({'model': name, **example}))}"
     )
 
@@ -178,14 +142,18 @@ def _configure_logging() -> None:
 
 
 @contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Make SIGTERM act as Ctrl-C: uvicorn raises it again at its end, before the engine closes."""
+def _signals_interrupt() -> Iterator[None]:
+    """Make SIGTERM act as Ctrl-C, once: uvicorn raises it again, before the engine closes."""
 
     def interrupt(_: int, __: FrameType | None) -> NoReturn:
+        # Who sends it again must not interrupt the end; a second Ctrl-C may.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = {one: signal.signal(one, interrupt) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        if signal.getsignal(signal.SIGTERM) is interrupt:
+            for one, handler in previous.items():
+                signal.signal(one, handler)

@@ -17,8 +17,8 @@ class Settings:
     api_keys: any of them opens every route but the page and /health; none: all routes are open.
     names: model names that requests may give, the first of them in answers; none: the engine's.
     cors_origins: web origins that browsers may call from; "*" is any.
-    max_body_bytes: a longer body is 413. body_seconds: a body that takes longer is 408.
-    request_seconds: an answer that takes longer is ended; None: no limit.
+    max_body_bytes: a longer body is 413. receive_seconds: a body that takes
+    longer to come is 408, and a connection that takes longer to send the head of one is closed.
     log_requests: one JSON line a request; "text" adds the request's body, prompts included.
     """
 
@@ -26,6 +26,5 @@ class Settings:
     names: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
-    body_seconds: float = 60.0
-    request_seconds: float | None = None
+    receive_seconds: float = 60.0
     log_requests: RequestLogging = "off"

@@ -247,6 +247,7 @@ def _quoted(text: str) -> bool:
 
 def _unsettled(text: str) -> int:
     """Return the length of the tail that may yet be space and `<tool_call>`."""
-    tag = max((n for n in range(len(OPEN)) if text.endswith(OPEN[:n])), default=0)
+    at = text.rfind(OPEN[0], -len(OPEN) + 1)
+    tag = len(text) - at if at >= 0 and OPEN.startswith(text[at:]) else 0
     body = text[: len(text) - tag]
     return tag + len(body) - len(body.rstrip(_SPACE))

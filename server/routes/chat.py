@@ -22,7 +22,7 @@ from server.protocol import ServingTokenizer
 from server.request_log import note
 from server.schemas import ChatRequest, parse_request
 from server.served import Served
-from server.sse import DONE, EventStream, TextEvents, event
+from server.sse import DONE, TEXT, EventStream, TextEvents, event
 
 __all__ = ["routes"]
 
@@ -41,12 +41,8 @@ def routes(served: Served) -> APIRouter:
         wire = _Wire(served.engine.tokenizer, name, body.top_logprobs_wanted)
         if body.stream:
             events = wire.events(choices, include_usage=body.include_usage)
-            return await EventStream.begun(
-                events, choices.generations, request.receive, settings.request_seconds
-            )
-        return await unless_disconnected(
-            request.receive, wire.answer(choices), settings.request_seconds
-        )
+            return await EventStream.begun(events, choices.generations, request.receive)
+        return await unless_disconnected(request.receive, wire.answer(choices))
 
     return router
 
@@ -106,10 +102,7 @@ class _Wire:
             return event(data(*of))
 
         # What is sent once a token: content without log probabilities.
-        quick = [
-            TextEvents(lambda text, i=i: data(i, {"content": text}))  # type: ignore[misc]
-            for i in range(len(choices.answers))
-        ]
+        quick = [TextEvents(data(i, {"content": TEXT})) for i in range(len(choices.answers))]
         try:
             for i in range(len(choices.answers)):
                 yield chunk(i, {"role": "assistant", "content": ""})

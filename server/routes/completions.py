@@ -23,7 +23,7 @@ from server.request_log import note
 from server.sampling import of_choice, sampling_params
 from server.schemas import MAX_CHOICES, CompletionRequest, parse_request
 from server.served import Served
-from server.sse import DONE, EventStream, event
+from server.sse import DONE, TEXT, EventStream, TextEvents, event
 from server.structured import structure
 from server.tool_choice import ToolUse
 
@@ -48,12 +48,8 @@ def routes(served: Served) -> APIRouter:
         wire = _Wire(served.engine.tokenizer, name, body)
         if body.stream:
             events = wire.events(generations, include_usage=body.include_usage)
-            return await EventStream.begun(
-                events, generations, request.receive, settings.request_seconds
-            )
-        return await unless_disconnected(
-            request.receive, wire.answer(generations), settings.request_seconds
-        )
+            return await EventStream.begun(events, generations, request.receive)
+        return await unless_disconnected(request.receive, wire.answer(generations))
 
     return router
 
@@ -93,9 +89,10 @@ class _Wire:
         texts = [_Text(self._tokenizer, one, self._body) for one in generations.each]
         async with contextlib.aclosing(generations):
             async for index, delta in generations:
+                generations.each[index].count(delta)
                 texts[index].add(delta)
         choices = [
-            text.choice(i, text.text, text.logprobs, generations.each[i].finish_reason)
+            _choice(i, text.text, text.logprobs, generations.each[i].finish_reason)
             for i, text in enumerate(texts)
         ]
         return JSONResponse(self._head | {"choices": choices, "usage": usage(generations)})
@@ -107,18 +104,22 @@ class _Wire:
         no_usage = {"usage": None} if include_usage else {}
         texts = [_Text(self._tokenizer, one, self._body) for one in generations.each]
 
-        def chunk(choice: dict[str, Any]) -> bytes:
-            return event(self._head | {"choices": [choice]} | no_usage)
+        def data(choice: dict[str, Any]) -> dict[str, Any]:
+            return self._head | {"choices": [choice]} | no_usage
 
+        # What is sent once a token: text without log probabilities.
+        quick = [TextEvents(data(_choice(i, TEXT))) for i in range(len(texts))]
         try:
             if self._body.echo:
                 for i, text in enumerate(texts):
-                    yield chunk(text.choice(i, text.text, None, None))
+                    yield quick[i](text.text)
             async for index, delta in generations:
-                text = texts[index]
-                logprobs = text.add(delta)
-                if delta.text or delta.finish_reason or logprobs:
-                    yield chunk(text.choice(index, delta.text, logprobs, delta.finish_reason))
+                generations.each[index].count(delta)
+                logprobs, reason = texts[index].add(delta), delta.finish_reason
+                if logprobs or reason:
+                    yield event(data(_choice(index, delta.text, logprobs, reason)))
+                elif delta.text:
+                    yield quick[index](delta.text)
             if include_usage:
                 yield event(self._head | {"choices": [], "usage": usage(generations)})
         except ApiError as error:
@@ -156,7 +157,8 @@ class _Text:
             self.logprobs[key] += values
         return new if settled else None
 
-    def choice(
-        self, index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None
-    ) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+def _choice(
+    index: int, text: str, logprobs: dict[str, Any] | None = None, reason: str | None = None
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}

@@ -13,7 +13,7 @@ def routes(served: Served) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
 
-    @router.get("/health")
+    @router.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         if served.engine.alive:
             return JSONResponse({"status": "ok"})

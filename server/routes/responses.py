@@ -4,6 +4,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator
+from itertools import count
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -17,11 +18,11 @@ from server.generation import unless_disconnected
 from server.messages import flatten_messages
 from server.parameters import RESPONSES_NEUTRAL
 from server.request_log import note
-from server.response_events import OutputBuilder
+from server.response_events import TEXT_DELTAS, OutputBuilder
 from server.response_items import messages_of
 from server.schemas import ChatRequest, Function, ResponsesRequest, Tool, validated
 from server.served import Served
-from server.sse import EventStream, event
+from server.sse import NUMBER, TEXT, EventStream, TextEvents, event
 
 __all__ = ["routes"]
 
@@ -46,14 +47,9 @@ def routes(served: Served) -> APIRouter:
         wire = _Wire(served, name, body, chat)
         if body.stream:
             return await EventStream.begun(
-                wire.events(choices),
-                choices.generations,
-                request.receive,
-                settings.request_seconds,
+                wire.events(choices), choices.generations, request.receive
             )
-        return await unless_disconnected(
-            request.receive, wire.answer(choices), settings.request_seconds
-        )
+        return await unless_disconnected(request.receive, wire.answer(choices))
 
     @router.get("/v1/responses/{response_id}")
     async def get_response(response_id: str) -> None:
@@ -147,12 +143,17 @@ class _Wire:
 
     async def events(self, choices: ChatChoices) -> AsyncGenerator[bytes, None]:
         """Yield the response's events, numbered."""
-        number = 0
+        numbers = count()
+        quick: dict[str, TextEvents] = {}
 
         def numbered(data: dict[str, Any]) -> bytes:
-            nonlocal number
-            number += 1
-            return event(data | {"sequence_number": number - 1}, data["type"])
+            number, name = next(numbers), data["type"]
+            if name not in TEXT_DELTAS or data.get("logprobs"):
+                return event(data | {"sequence_number": number}, name)
+            item = data["item_id"]
+            if item not in quick:
+                quick[item] = TextEvents(data | {"delta": TEXT, "sequence_number": NUMBER}, name)
+            return quick[item](data["delta"], number)
 
         for name in ("response.created", "response.in_progress"):
             yield numbered({"type": name, "response": self._response})

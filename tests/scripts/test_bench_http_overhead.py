@@ -20,4 +20,5 @@ def test_report(route: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert run["server_us_per_token"] > 0
     assert run["tokens_per_chunk"] >= 1
     assert 0 < run["delay_ms"]["median"] <= run["delay_ms"]["p99"]
-    assert "server/sse.py" in profile.read_text()
+    # Of the server's loop; what else is among the slowest depends on the machine.
+    assert "(_run_once)" in profile.read_text()

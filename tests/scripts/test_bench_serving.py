@@ -68,7 +68,7 @@ def reply_to(answer: bytes, step: int = 1 << 20, requests: int = 1) -> list[Repl
     async def main() -> list[Reply]:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        client = Client(Endpoint("test", f"http://127.0.0.1:{port}"), timeout=10)
+        client = Client(Endpoint("test", f"http://127.0.0.1:{port}"), timeout=60)
         try:
             return [await ask(client, "/v1/completions", {}) for _ in range(requests)]
         finally:

@@ -5,12 +5,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TextIO
 
 ROOT = Path(__file__).parents[2]
 
 # The command with `create_engine` replaced; FAKE holds the settings of the fake.
+# SIGINT: a shell that runs the tests in the background has it ignored, which is inherited.
 FAKE_COMMAND = """
-import json, os, sys, grout
+import json, os, signal, sys, grout
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from tests.server.fakes import FakeEngine
 def create_engine(config, progress=None):
     progress(f"asked for {config}")
@@ -21,15 +24,20 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def start(*arguments: str, fake: dict[str, object] | None = None) -> "subprocess.Popen[str]":
+def start(
+    *arguments: str,
+    fake: dict[str, object] | None = None,
+    stdout: int | TextIO = subprocess.PIPE,
+    stderr: int | TextIO = subprocess.PIPE,
+) -> "subprocess.Popen[str]":
     command = ["-m", "server.cli"] if fake is None else ["-c", FAKE_COMMAND]
     return subprocess.Popen(
         [sys.executable, *command, *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "FAKE": json.dumps(fake)},
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
         text=True,
     )
 

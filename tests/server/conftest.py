@@ -1,10 +1,24 @@
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
+import grout
 from tests.server.fakes import FakeEngine, Live
+from tests.server.scripted import write_model
+from tests.server.scripts import SCRIPTS
+
+
+def client_of(server: Live[Any], timeout: float = 10) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=f"{server.url}/v1",
+        api_key="unused",
+        max_retries=0,
+        timeout=timeout,
+        http_client=openai.DefaultHttpxClient(trust_env=False),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -39,16 +53,35 @@ def http(server: Live[FakeEngine], shared_http: httpx.Client) -> httpx.Client:
 
 @pytest.fixture(scope="session")
 def shared_client(shared_server: Live[FakeEngine]) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"{shared_server.url}/v1",
-        api_key="unused",
-        max_retries=0,
-        timeout=10,
-        http_client=openai.DefaultHttpxClient(trust_env=False),
-    ) as client:
+    with client_of(shared_server) as client:
         yield client
 
 
 @pytest.fixture
 def client(server: Live[FakeEngine], shared_client: openai.OpenAI) -> openai.OpenAI:
     return shared_client
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live[grout.Engine]]:
+    """The real engine on a model whose replies are `SCRIPTS`."""
+    folder = tmp_path_factory.mktemp("models") / "scripted"
+    folder.mkdir()
+    write_model(folder, SCRIPTS)
+    with (
+        grout.create_engine(grout.EngineConfig(str(folder), device="cpu", seed=1)) as engine,
+        Live(engine) as live,
+    ):
+        yield live
+
+
+@pytest.fixture(scope="session")
+def scripted_client(scripted: Live[grout.Engine]) -> Iterator[openai.OpenAI]:
+    with client_of(scripted, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def scripted_http(scripted: Live[grout.Engine]) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=scripted.url, timeout=60, trust_env=False) as http:
+        yield http

@@ -9,17 +9,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Self, TypeVar
 
-import uvicorn
-
-from grout.errors import PromptTooLong
+from grout.errors import EngineClosed, PromptTooLong
 from grout.request import Delta, SamplingParams, TokenLogprob
-from server.app import create_app
-from server.protocol import ServingEngine
+from server.http_server import HttpServer
+from server.protocol import ClosableEngine
 from server.settings import Settings
 
-EngineT = TypeVar("EngineT", bound=ServingEngine)
+EngineT = TypeVar("EngineT", bound=ClosableEngine)
 
 MODEL = "acme/tiny-1"
+DRAIN_SECONDS = 1.0
 REPLY = ["Hel", "lo", ", 世界", "! ", "🙂", "\n", "bye\u2028."]
 
 
@@ -102,10 +101,13 @@ class FakeEngine:
     closed: bool = False
     alive: bool = True
     cached_tokens: int = 0
+    sleeping: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = field(default_factory=set)
 
     def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[Delta]:
         if self.refusal is not None:
             raise self.refusal
+        if self.closed:
+            raise EngineClosed("the engine was closed")
         if len(prompt_ids) >= self.max_model_len:
             raise PromptTooLong(len(prompt_ids), self.max_model_len)
         self.requests.append((list(prompt_ids), params))
@@ -134,7 +136,7 @@ class FakeEngine:
             if sent == limit:
                 yield Delta("", (), "length")
                 return
-            await asyncio.sleep(self.delay)
+            await self._pause()
             text = self.reply[sent % len(self.reply)]
             cached = self.cached_tokens if sent == 0 else 0
             if params.logprobs is None:
@@ -147,8 +149,23 @@ class FakeEngine:
         if self.finish is not None:
             yield Delta("", (99,), self.finish)
 
+    async def _pause(self) -> None:
+        """Sleep for `delay`, or until the engine is closed."""
+        alarm = asyncio.get_running_loop(), asyncio.Event()
+        self.sleeping.add(alarm)
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(alarm[1].wait(), self.delay)
+        finally:
+            self.sleeping.discard(alarm)
+        if self.closed:
+            raise EngineClosed("the engine was closed")
+
     def close(self) -> None:
+        """End what runs with `EngineClosed`; for any thread."""
         self.closed = True
+        for loop, woken in list(self.sleeping):
+            loop.call_soon_threadsafe(woken.set)
 
     def stats(self) -> dict[str, int]:
         return {"running": self.running, "waiting": 0, "pages_free": 3, "pages_total": 4}
@@ -179,13 +196,7 @@ class Live(Generic[EngineT]):
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        config = uvicorn.Config(
-            create_app(engine, settings),
-            lifespan="off",
-            log_config=None,
-            timeout_graceful_shutdown=1,
-        )
-        self._server = uvicorn.Server(config)
+        self._server = HttpServer(engine, settings or Settings(), drain_seconds=DRAIN_SECONDS)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
 
     def __enter__(self) -> Self:
@@ -195,15 +206,16 @@ class Live(Generic[EngineT]):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-        self._thread.join(10)
+        self._thread.join(60)
         self._socket.close()
+        assert not self._thread.is_alive()
 
     def stop(self) -> None:
         """Tell the server to stop, as a signal does."""
         self._server.should_exit = True
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Return once `condition` holds; fail after `seconds`."""
     end = time.monotonic() + seconds
     while not condition():

@@ -50,7 +50,7 @@ def test_leaving_aborts_every_answer(http: httpx.Client, engine: FakeEngine) -> 
         lines = response.iter_lines()  # kept: a dropped iterator closes the connection
         next(lines)
         wait_for(lambda: engine.running == 4)
-    wait_for(lambda: engine.running == 0, seconds=3)
+    wait_for(lambda: engine.running == 0)
     assert engine.aborted == 4
 
 

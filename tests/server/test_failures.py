@@ -21,7 +21,7 @@ ROUTES = [("/v1/chat/completions", CHAT), ("/v1/completions", PROMPT)]
 def send(server: Live[FakeEngine], path: str, body: dict[str, Any]) -> socket.socket:
     """Send a request and return its connection, the answer unread."""
     host, port = server.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection = socket.create_connection((host, int(port)), timeout=60)
     raw = json.dumps(body).encode()
     connection.sendall(
         f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -39,7 +39,7 @@ def still_answers(http: httpx.Client, engine: FakeEngine) -> None:
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("delay", [0.002, 30.0])
+@pytest.mark.parametrize("delay", [0.002, 3600.0])
 def test_leaving_aborts(
     server: Live[FakeEngine],
     http: httpx.Client,
@@ -56,7 +56,7 @@ def test_leaving_aborts(
             while received.count(b"data:") < 3:
                 received += connection.recv(4096)
         wait_for(lambda: engine.running == 1)
-    wait_for(lambda: engine.running == 0, seconds=3)
+    wait_for(lambda: engine.running == 0)
     assert (engine.aborted, engine.finished) == (1, 0)
     still_answers(http, engine)
 
@@ -68,7 +68,8 @@ def test_closing_the_clients_stream_aborts(
     stream = client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "Hi"}], stream=True
     )
-    next(iter(stream))
+    next(stream)
+    assert engine.running == 1
     stream.close()
     wait_for(lambda: engine.running == 0)
     assert engine.aborted == 1
@@ -79,7 +80,7 @@ def test_leaving_before_the_body_is_complete(
     server: Live[FakeEngine], http: httpx.Client, engine: FakeEngine
 ) -> None:
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             b'Content-Length: 100\r\n\r\n{"prompt"'
@@ -202,11 +203,16 @@ def test_an_engine_that_never_says_why_it_ended(
 
 def test_stopping_the_server_ends_streams() -> None:
     with live(endless=True, delay=0.01, max_model_len=10**9) as server:
-        with send(server, "/v1/completions", {**PROMPT, "stream": True, "max_tokens": 10**8}):
+        body = {**PROMPT, "stream": True, "max_tokens": 10**8}
+        with send(server, "/v1/completions", body) as connection:
             wait_for(lambda: server.engine.running == 1)
             server.stop()
-        wait_for(lambda: server.engine.running == 0)
-    assert server.engine.aborted == 1
+            wait_for(lambda: server.engine.running == 0)
+            received = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert server.engine.closed
+    *_, failed, done = received.split(b"data: ")
+    assert b'"engine_down"' in failed
+    assert done.startswith(b"[DONE]")
 
 
 def test_a_bug_in_a_route_is_a_500(http: httpx.Client, engine: FakeEngine) -> None:
@@ -242,9 +248,10 @@ def test_a_bug_in_a_route_is_a_500(http: httpx.Client, engine: FakeEngine) -> No
     ],
 )
 def test_large_bodies_hold_up_no_one(http: httpx.Client, body: bytes, status: int) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     headers = {"Content-Type": "application/json"}
     response = http.post("/v1/chat/completions", content=body, headers=headers)
     assert response.status_code == status
-    # Seconds of one core where something grows with the square of the body.
-    assert time.monotonic() - started < 3
+    # Of the server too, a thread of this process. Minutes where something grows with the square
+    # of the body.
+    assert time.process_time() - started < 10

@@ -130,11 +130,10 @@ def test_reasoning_does_not_depend_on_how_text_is_cut(
 
     whole = split([text])
     assert split([text[a:b] for a, b in itertools.pairwise(cuts)]) == whole
-    if not opened and not text.lstrip().startswith("<think>"):
+    begin = text.lstrip()
+    if not opened and not begin.startswith("<think>"):
         assert whole == {"reasoning": "", "content": text}
-    else:
-        thought, _, said = (
-            text.lstrip().removeprefix("" if opened else "<think>").partition("</think>")
-        )
-        if not opened or not text.startswith((" ", "\n")):
-            assert whole == {"reasoning": thought.strip("\n"), "content": said.lstrip("\n")}
+        return
+    rest = begin.removeprefix("<think>") if begin.startswith("<think>") else text
+    thought, _, said = rest.partition("</think>")
+    assert whole == {"reasoning": thought.strip("\n"), "content": said.lstrip("\n")}

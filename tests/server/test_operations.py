@@ -24,7 +24,7 @@ ASK = {"messages": [{"role": "user", "content": "a secret word"}]}
 
 
 def client_of(server: Live[Any]) -> httpx.Client:
-    return httpx.Client(base_url=server.url, trust_env=False, timeout=10)
+    return httpx.Client(base_url=server.url, trust_env=False, timeout=60)
 
 
 def test_cors() -> None:
@@ -64,30 +64,15 @@ def test_a_full_queue_is_429(
 def test_the_engines_timeout_is_504(http: httpx.Client, engine: FakeEngine) -> None:
     engine.fail_after, engine.failure = 0, RequestTimeout(3)
     response = http.post(CHAT, json=ASK)
-    assert (response.status_code, response.json()["error"]["code"]) == (504, "timeout")
-
-
-def test_answers_that_take_too_long_end() -> None:
-    settings = Settings(request_seconds=0.3)
-    with (
-        live(settings, endless=True, delay=0.01, max_model_len=10**9) as server,
-        client_of(server) as http,
-    ):
-        plain = http.post(CHAT, json=ASK)
-        assert (plain.status_code, plain.json()["error"]["code"]) == (504, "timeout")
-        wait_for(lambda: server.engine.running == 0)
-        *chunks, last, done, _ = http.post(CHAT, json={**ASK, "stream": True}).text.split("\n\n")
-        assert len(chunks) > 2
-        assert json.loads(last[6:])["error"]["code"] == "timeout"
-        assert done == "data: [DONE]"
-        wait_for(lambda: server.engine.running == 0)
-        assert server.engine.aborted == 2
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error["code"]) == (504, "server_error", "timeout")
+    assert "(3 s)" in error["message"]
 
 
 def test_bodies_that_never_end() -> None:
-    with live(Settings(body_seconds=0.2)) as server:
+    with live(Settings(receive_seconds=0.2)) as server:
         host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
             connection.sendall(
                 f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
                 "Content-Length: 100\r\n\r\n{".encode()
@@ -234,6 +219,7 @@ def test_wrong_variables_and_missing_files(tmp_path: Path) -> None:
         (["--ssl-keyfile", "k"], "needs --ssl-certfile"),
         (["--ssl-certfile", "/nowhere"], "cannot serve TLS with /nowhere"),
         (["--request-timeout", "soon"], "'soon' is not a number of seconds"),
+        (["--request-timeout", "0", "--port", "0"], "request_timeout must be"),
         (["--max-body-bytes", "0"], "'0' is not a whole number above 0"),
         (["--log-requests", "all"], "invalid choice"),
         (["--prefill-chunk", "0", "--port", "0"], "prefill_chunk must be"),

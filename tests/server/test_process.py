@@ -11,7 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from scripts.bench_http_overhead import free_port
 from tests.server.command import start
+from tests.server.fakes import REPLY, wait_for
 
 ASK = {"messages": [{"role": "user", "content": "a secret word"}]}
 
@@ -26,18 +28,18 @@ def ready(process: "subprocess.Popen[str]") -> str:
 
 def stop(process: "subprocess.Popen[str]") -> str:
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "Traceback" not in err
     return err
 
 
 def test_sigterm_finishes_what_runs() -> None:
-    fake: dict[str, object] = {"reply": [str(i % 10) for i in range(100)], "delay": 0.02}
+    fake: dict[str, object] = {"reply": [str(i % 10) for i in range(100)], "delay": 0.04}
     with start("serve", "--port", "0", fake=fake) as process:
         url = ready(process)
         with (
-            httpx.Client(base_url=url, trust_env=False, timeout=20) as http,
+            httpx.Client(base_url=url, trust_env=False, timeout=60) as http,
             http.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True}) as response,
         ):
             received = response.iter_lines()
@@ -46,7 +48,7 @@ def test_sigterm_finishes_what_runs() -> None:
             events = [line[6:] for line in received if line.startswith("data: ")]
             with pytest.raises(httpx.ConnectError):
                 httpx.get(f"{url}/health", trust_env=False)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
     assert events[-1] == "[DONE]"
     text = "".join(json.loads(e)["choices"][0]["delta"].get("content", "") for e in events[:-1])
     assert text == "0123456789" * 10
@@ -63,12 +65,43 @@ def test_sigterm_waits_no_longer_than_told() -> None:
     with start("serve", "--port", "0", *flags, fake=fake) as process:
         url = ready(process)
         with (
-            httpx.Client(base_url=url, trust_env=False, timeout=20) as http,
+            httpx.Client(base_url=url, trust_env=False, timeout=60) as http,
             http.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True}) as response,
         ):
-            next(response.iter_lines())
+            lines = response.iter_lines()  # kept: a dropped iterator closes the connection
+            next(lines)
             err = stop(process)
+            *_, failed, done = [line[6:] for line in lines if line]
+    assert json.loads(failed)["error"]["code"] == "engine_down"
+    assert done == "[DONE]"
+    assert "ending 1 requests" in err
     assert '"path"' not in err
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_full_disk_for_what_the_server_says(both: bool) -> None:
+    port = free_port()
+    flags = ["--port", str(port), "--log-requests", "text"]
+    with open("/dev/full", "w") as full:
+        out = full if both else subprocess.DEVNULL
+        with start("serve", *flags, fake={}, stdout=out, stderr=full) as process:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+
+                def answers() -> bool:
+                    assert process.poll() is None
+                    try:
+                        return http.get("/health", timeout=60).status_code == 200
+                    except httpx.ConnectError:
+                        return False
+
+                wait_for(answers)
+                # More than the buffers of a stream hold.
+                ask = {"messages": [{"role": "user", "content": "x" * 400}]}
+                for _ in range(100):
+                    answer = http.post("/v1/chat/completions", json=ask, timeout=60).json()
+                    assert answer["choices"][0]["message"]["content"] == "".join(REPLY)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
 
 
 def test_tls(tmp_path: Path) -> None:

@@ -1,41 +1,36 @@
 """The server on the real engine, with a tiny model of made-up weights."""
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 import grout
+from grout.readback import Readback
+from grout.sequence import Sequence
 from tests.server.fakes import Live, wait_for
+from tests.server.tiny import open_tiny
 
 pytestmark = pytest.mark.slow
 
-SHAPE = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "intermediate_size": 128,
-    "vocab_size": 320,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
+CHAT = "/v1/chat/completions"
+ASK: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Hi 🙂"}],
+    "max_tokens": 40,
+    "ignore_eos": True,
 }
-ASK = {"messages": [{"role": "user", "content": "Hi 🙂"}], "max_tokens": 40, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live[grout.Engine]]:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(SHAPE))
-    config = grout.EngineConfig(str(folder), device="cpu", load_format="dummy", seed=1)
-    with grout.create_engine(config) as engine, Live(engine) as live:
+    with open_tiny(folder, max_model_len=512) as engine, Live(engine) as live:
         yield live
 
 
@@ -71,13 +66,59 @@ def test_leaving_frees_the_engine(real: Live[grout.Engine], http: httpx.Client) 
     assert real.engine.stats()["pages_free"] == before
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_nan_in_one_request_ends_that_one_alone(
+    real: Live[grout.Engine],
+    http: httpx.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    stream: bool,
+) -> None:
+    """A value in the cache of one of them is spoilt, as a fault of the device would."""
+    runner, cache = real.engine.runner, real.engine.runner.cache
+    asked = [{**ASK, "temperature": 0, "logit_bias": {str(i): 5}} for i in range(70, 74)]
+
+    def content(body: dict[str, Any]) -> str:
+        return str(http.post(CHAT, json=body).json()["choices"][0]["message"]["content"])
+
+    alone = [content(body) for body in asked]
+    assert len(set(alone)) == len(alone)
+    spoilt: list[int] = []
+    under_way, joined = threading.Event(), threading.Event()
+    decode = runner.decode
+
+    def spoil_and_decode(sequences: tuple[Sequence, ...], *rest: Any) -> Readback:
+        for sequence in sequences:
+            if sequence.params.priority != 7 or spoilt:
+                continue
+            under_way.set()
+            assert joined.wait(60)
+            if len(sequences) > 1:
+                spoilt.extend(sequence.pages)
+                _, values = cache.pages(0)
+                values[sequence.pages[0], 1].copy_from(np.full(values.shape[2:], np.nan, "f"))
+        return decode(sequences, *rest)
+
+    monkeypatch.setattr(runner, "decode", spoil_and_decode)
+    failed = real.engine.stats()["requests_failed"]
+    victim = {**ASK, "max_tokens": 400, "priority": 7, "stream": stream}
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(http.post, CHAT, json=victim)
+        assert under_way.wait(60)
+        beside = [pool.submit(content, body) for body in asked * 3]
+        wait_for(lambda: real.engine.stats()["waiting"] > 0)
+        joined.set()
+        assert [one.result() for one in beside] == alone * 3
+    assert spoilt
+    assert answer.result().status_code == (200 if stream else 500)
+    assert '"code":"internal_error"' in answer.result().text.replace(": ", ":")
+    assert real.engine.stats()["requests_failed"] == failed + 1
+    assert [content(body) for body in asked] == alone
+
+
 def test_refusals_of_the_engine_itself(http: httpx.Client) -> None:
     body = {"prompt": "Hi", "stop_token_ids": [320], "stream": True}
     response = http.post("/v1/completions", json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "stop_token_ids")
-
-
-CHAT = "/v1/chat/completions"
 
 
 def test_what_the_engine_does_for_the_api(http: httpx.Client) -> None:

@@ -1,0 +1,118 @@
+"""The HTTP server: uvicorn, with an end that leaves no request without an answer."""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import uvicorn
+
+from server.app import create_app
+from server.console import say
+from server.head_limit import with_head_limit
+from server.protocol import ClosableEngine
+from server.settings import Settings
+from server.stopping import Stopping
+
+__all__ = ["HttpServer"]
+
+FLUSH_SECONDS = 5.0
+"""Longest wait for clients to take the end of their answers."""
+
+_POLL_SECONDS = 0.05
+
+
+class HttpServer(uvicorn.Server):
+    """Serves an engine until it is told to stop, by a signal or `should_exit`.
+
+    drain_seconds: for what runs then. After that, or on another Ctrl-C, the engine is closed, which
+    ends streams with an error of their own form, and other requests are answered with 503. started:
+    is called once requests are taken.
+    """
+
+    def __init__(
+        self,
+        engine: ClosableEngine,
+        settings: Settings,
+        *,
+        drain_seconds: float,
+        started: Callable[[], None] = lambda: None,
+        **tls: Any,
+    ) -> None:
+        self._engine = engine
+        self._stopping = Stopping()
+        self._drain_seconds = drain_seconds
+        self._on_started = started
+        self._head_seconds = settings.receive_seconds
+        self._idle: dict[Any, tuple[object, float]] = {}
+        config = uvicorn.Config(
+            create_app(engine, settings, self._stopping),
+            log_config=None,
+            log_level=logging.WARNING,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            **tls,
+        )
+        config.load()
+        config.http_protocol_class = with_head_limit(config.http_protocol_class)
+        super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:  # of ten in a second
+            self._close_slow()
+        return await super().on_tick(counter)
+
+    def _close_slow(self) -> None:
+        """Close the connections that have begun no request for too long.
+
+        uvicorn's own timeout ends with the first byte of a request.
+        """
+        now = time.monotonic()
+        idle: dict[Any, tuple[object, float]] = {}
+        for connection in self.server_state.connections:
+            last = getattr(connection, "cycle", None)
+            if last is None or last.response_complete:
+                known, since = self._idle.get(connection, (last, now))
+                idle[connection] = last, since if known is last else now
+        self._idle = idle
+        for connection, (_, since) in idle.items():
+            if now - since > self._head_seconds:
+                connection.shutdown()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Not uvicorn's own, which cancels what is left and cuts its connections. Idle ones stay
+        # open meanwhile, so that a request already on its way finds an answer and not a reset.
+        for listening in [*self.servers, *(sockets or ())]:
+            listening.close()
+        self._stopping.begin()
+        state = self.server_state
+        if running := len(state.tasks):
+            say(f"stopping; up to {self._drain_seconds:g} s for {running} running requests")
+        await _until(lambda: self.force_exit or not state.tasks, self._drain_seconds)
+        if state.tasks:
+            say(f"ending {len(state.tasks)} requests that still run")
+            self._stopping.end()
+            # A thread of its own: those of the loop may be busy with long prompts.
+            with ThreadPoolExecutor(1) as thread:
+                await asyncio.get_running_loop().run_in_executor(thread, self._engine.close)
+        for connection in list(state.connections):
+            connection.shutdown()
+        await _until(lambda: not state.tasks and not state.connections, FLUSH_SECONDS)
+        for connection in list(state.connections):
+            connection.transport.abort()
+        await _until(lambda: not state.tasks, FLUSH_SECONDS)
+
+
+async def _until(done: Callable[[], object], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not done() and time.monotonic() < end:
+        await asyncio.sleep(_POLL_SECONDS)
