@@ -54,7 +54,8 @@ def test_leaving_early_aborts() -> None:
         engine = make_engine(max_model_len=4096).start()
         stream = engine.generate([1, 2], ENDLESS)
         first = await anext(stream)
-        assert list(first.token_ids) == expected([1, 2], 1)
+        assert first.token_ids  # several, if the loop was slow to come
+        assert list(first.token_ids) == expected([1, 2], len(first.token_ids))
         await stream.aclose()
         await settle(engine)
         assert engine.stats()["requests_aborted"] == 1
