@@ -37,19 +37,23 @@ class Constraint:
         return self._matcher.is_stopped()
 
     def accept(self, token: int) -> None:
-        """Take the next token. Raises `GrammarError` if it is not allowed."""
+        """Take the next token. Raises `GrammarError` if it is not allowed, or nothing after it."""
+        if not self.allowed[token // 32] >> np.uint32(token % 32) & 1:
+            raise GrammarError(f"it does not allow token {token}")
         if not self._matcher.consume_token(token):
-            raise GrammarError(f"the grammar does not allow token {token}: {self._problem()}")
+            raise GrammarError(self._problem())
         if not self.complete:
             self._fill()
 
     def _fill(self) -> None:
         self._matcher.unsafe_compute_mask_ptr(self.allowed.ctypes.data, self.allowed.nbytes)
         if self._matcher.is_error():
-            raise GrammarError(f"the grammar cannot be followed further: {self._problem()}")
+            raise GrammarError(self._problem())
 
     def _problem(self) -> str:
-        return self._matcher.get_error().strip().split("\n")[0]
+        problem: str = self._matcher.get_error().strip().split("\n")[0]
+        # llguidance's name for a mask that allows nothing.
+        return "no text can follow" if problem.startswith("NoExtension") else problem
 
 
 class GrammarTokens:
@@ -94,7 +98,10 @@ class GrammarTokens:
                 self._compiled[grammar] = matcher
                 if len(self._compiled) > COMPILED_GRAMMARS:
                     self._compiled.popitem(last=False)
-        return Constraint(matcher.deep_copy(), self._vocab_size)
+        try:
+            return Constraint(matcher.deep_copy(), self._vocab_size)
+        except GrammarError as error:
+            raise GrammarError(f"the {grammar.kind} grammar cannot begin: {error}") from None
 
 
 class _Vocabulary:

@@ -3,6 +3,9 @@
 from codecs import utf_8_decode
 from collections.abc import Callable, Collection, Sequence
 
+_LONGEST_BEGUN = 3
+"""Bytes of a character of four that are not whole yet."""
+
 
 class StopScanner:
     """Cuts a text stream exactly before the first of several stop texts.
@@ -40,7 +43,9 @@ class Detokenizer:
 
     token_bytes(id) gives a token's raw bytes; ids in `hidden` (special tokens) have no text.
     Bytes are held back until they decode as UTF-8; invalid ones become U+FFFD exactly as
-    `bytes.decode(errors="replace")` has it, so the pieces joined are the decoded whole.
+    `bytes.decode(errors="replace")` has it, so the pieces joined are the decoded whole. Only the
+    beginning of a character that never becomes whole, where the tokens end, is left out.
+    begun: the beginning of a character, which the first tokens may complete.
     stopped: a stop text was reached, so the reply is complete.
     """
 
@@ -49,11 +54,11 @@ class Detokenizer:
         token_bytes: Callable[[int], bytes],
         hidden: Collection[int] = (),
         stops: Sequence[str] = (),
+        begun: bytes = b"",
     ) -> None:
         self._token_bytes = token_bytes
         self._hidden = hidden
-        # The beginning of a character.
-        self._begun = b""
+        self._begun = begun
         self._scanner = StopScanner(stops) if stops else None
         self.stopped = False
 
@@ -69,16 +74,40 @@ class Detokenizer:
         return text if self._scanner is None else self._scan(self._scanner, text)
 
     def flush(self) -> str:
-        """The rest of the text, when no more tokens will come. May turn `stopped` true."""
-        text, self._begun = self._begun.decode(errors="replace"), b""
-        if self._scanner is None:
-            return text
-        return self._scan(self._scanner, text) + self._scanner.flush()
+        """The rest of the text, when no more tokens will come."""
+        return "" if self._scanner is None else self._scanner.flush()
+
+    def whole(self, tokens: Sequence[int]) -> str:
+        """The text of tokens when no more will come."""
+        return "".join(map(self.push, tokens)) + self.flush()
+
+    def shown(self, tokens: Sequence[int]) -> str:
+        """Some tokens' text by itself, for messages."""
+        raw = b"".join(map(self._token_bytes, tokens))
+        return raw.decode(errors="backslashreplace")
 
     def _scan(self, scanner: StopScanner, text: str) -> str:
         text = scanner.push(text)
         self.stopped = scanner.stopped
         return text
+
+
+def begun_character(
+    token_bytes: Callable[[int], bytes], hidden: Collection[int], tokens: Sequence[int]
+) -> bytes:
+    """The beginning of a character that `tokens` end in, or none.
+
+    One before a token of `hidden` does not count: what comes after that is another text.
+    """
+    data = b""
+    for token in reversed(tokens):
+        if len(data) >= _LONGEST_BEGUN or token in hidden:
+            break
+        data = token_bytes(token) + data
+    for size in range(1, min(len(data), _LONGEST_BEGUN) + 1):
+        if utf_8_decode(data[-size:], "replace", False)[1] == 0:
+            return data[-size:]
+    return b""
 
 
 def _overlap(text: str, stop: str) -> int:
@@ -89,4 +118,4 @@ def _overlap(text: str, stop: str) -> int:
     return 0 if at < 0 else len(text) - at
 
 
-__all__ = ["Detokenizer", "StopScanner"]
+__all__ = ["Detokenizer", "StopScanner", "begun_character"]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from grout.config import EngineConfig
 from grout.constraint import Constraint, GrammarTokens
-from grout.detokenizer import Detokenizer
+from grout.detokenizer import Detokenizer, begun_character
 from grout.errors import (
     ConfigError,
     EngineClosed,
@@ -152,6 +152,7 @@ class Engine:
             deltas[-1].finish_reason,
             tuple(logprob for delta in deltas for logprob in delta.logprobs),
             deltas[0].cached_tokens,
+            deltas[0].prompt_logprobs,
         )
 
     def step(self) -> bool:
@@ -181,7 +182,7 @@ class Engine:
             raise InvalidPrompt(f"a prompt is a list of token ids: {error}") from error
         if len(prompt) == 0:
             raise InvalidPrompt("the prompt is empty; give at least one token")
-        if len(prompt) > self.max_model_len - 1:
+        if len(prompt) > self.max_model_len - (params.max_tokens != 0):
             raise PromptTooLong(len(prompt), self.max_model_len)
         strange = np.flatnonzero((prompt < 0) | (prompt >= self.vocab_size))
         if len(strange):
@@ -216,7 +217,7 @@ class Engine:
         """Times of requests and tokens so far; they go on counting."""
         return self._loop.histograms
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, float]:
         """Counts as of now: requests, tokens, KV pages, steps.
 
         rows_free: places of `max_num_seqs` that no request has. pages_free: held by no request;
@@ -319,6 +320,8 @@ class Engine:
     def _sequence(self, prompt: NDArray[np.int32], params: SamplingParams, sink: Sink) -> Sequence:
         room = self.max_model_len - len(prompt)
         eos = () if params.ignore_eos else self.eos_token_ids
+        token_bytes = self.tokenizer.token_bytes
+        begun = begun_character(token_bytes, self._hidden, prompt.tolist())
         return Sequence(
             id=next(self._ids),
             prompt=prompt,
@@ -326,7 +329,7 @@ class Engine:
             seed=self._random.getrandbits(32) if params.seed is None else params.seed,
             stop_ids=frozenset(eos).union(params.stop_token_ids),
             limit=room if params.max_tokens is None else min(room, params.max_tokens),
-            detokenizer=Detokenizer(self.tokenizer.token_bytes, self._hidden, params.stop),
+            detokenizer=Detokenizer(token_bytes, self._hidden, params.stop, begun),
             sink=sink,
             constraint=None if params.grammar is None else self.constraint(params.grammar),
             arrived=time.monotonic(),

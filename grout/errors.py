@@ -10,7 +10,7 @@ class ConfigError(GroutError, ValueError):
 
 
 class RequestError(GroutError, ValueError):
-    """A request was refused before any work was done for it."""
+    """A request was refused, before any work was done for it unless a subclass says otherwise."""
 
 
 class InvalidSamplingParams(RequestError):
@@ -25,7 +25,8 @@ class InvalidSamplingParams(RequestError):
 
 
 class GrammarError(RequestError):
-    """A grammar cannot be used; the message names the place."""
+    """A grammar cannot be used, or leads a reply to where nothing may follow; the message names the
+    place."""
 
 
 class QueueFull(RequestError):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import llguidance
@@ -22,11 +22,17 @@ class Grammar:
     """A constraint on the text of a reply, known to be well formed.
 
     Make one with the class methods; each raises `GrammarError` naming the place. kind: which of
-    them. source: in llguidance's own form.
+    them. source: in llguidance's own form. name: what the caller knows it as, which makes it no
+    other grammar.
     """
 
     kind: str
     source: str
+    name: str = field(default="", compare=False)
+
+    def named(self, name: str) -> "Grammar":
+        """The same grammar as the caller knows it."""
+        return replace(self, name=name)
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | str | bool) -> "Grammar":

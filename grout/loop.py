@@ -7,12 +7,19 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from grout.errors import BadLogits, GroutError, RequestAborted, RequestTimeout, StepFailed
+from grout.errors import (
+    BadLogits,
+    GrammarError,
+    GroutError,
+    RequestAborted,
+    RequestTimeout,
+    StepFailed,
+)
 from grout.metrics import Counters, Histograms
 from grout.readback import Readback
 from grout.request import Delta
 from grout.runner import Runner
-from grout.scheduler import Scheduler, Step
+from grout.scheduler import Chunk, Scheduler, Step
 from grout.sequence import Sequence, SequenceState
 
 logger = logging.getLogger(__name__)
@@ -130,6 +137,9 @@ class StepLoop:
         if step.prefills:
             try:
                 prefill = self.runner.prefill(step.prefills)
+                for chunk in step.prefills:
+                    if chunk.sequence.scoring:
+                        self._score(chunk)
             except Exception as failure:
                 self._fail([chunk.sequence for chunk in step.prefills], failure)
         return _Pending(step, decode, prefill)
@@ -150,6 +160,7 @@ class StepLoop:
         """The tokens of a decode or a prefill, once they are there; False if it failed."""
         try:
             tokens = read.wait()
+            self.counters.device_seconds += read.seconds
         except Exception as failure:
             self._fail(read.affects, failure)
             return False
@@ -162,6 +173,9 @@ class StepLoop:
                 continue
             try:
                 delta = sequence.accept(token, tokens.logprobs.get(place))
+            except GrammarError as error:
+                self._refuse(sequence, error)
+                continue
             except Exception as failure:
                 self._end(sequence, failure)
                 continue
@@ -172,7 +186,7 @@ class StepLoop:
                 gap = now - sequence.token_at
                 gaps[gap] = gaps.get(gap, 0) + 1
             sequence.token_at = now
-            self.counters.generated_tokens += 1
+            self.counters.generated_tokens += len(delta.token_ids)
             # The keys and values of all tokens but this one are in place.
             self.scheduler.completed(sequence, len(sequence.prompt) + len(sequence.produced) - 1)
             if delta.finish_reason is not None:
@@ -181,6 +195,15 @@ class StepLoop:
         for gap, times in gaps.items():
             self.histograms.inter_token_latency.observe(gap, times)
         return True
+
+    def _score(self, chunk: Chunk) -> None:
+        """Take in the log probabilities of the chunk that was enqueued last."""
+        sequence = chunk.sequence
+        scored = self.runner.score(chunk)
+        if any(math.isnan(entry.logprob) for entry in scored):
+            self._spoilt(sequence)
+        else:
+            sequence.scored += scored
 
     def _finish(self, sequence: Sequence, now: float) -> None:
         self.counters.requests_finished += 1
@@ -194,8 +217,8 @@ class StepLoop:
         self._emit(
             sequence,
             BadLogits(
-                f"the model's logits hold NaN at position {sequence.length} of this request, so "
-                "no token can be chosen"
+                f"the model's logits hold NaN at position {sequence.length} of this request, or "
+                "before it, so no token can be chosen"
             ),
         )
         pages = sequence.pages[sequence.frozen :]
@@ -212,14 +235,18 @@ class StepLoop:
             if not sequence.done:
                 self._end(sequence, failure)
 
+    def _refuse(self, sequence: Sequence, error: GroutError) -> None:
+        """End a sequence that cannot go on by what it asked for."""
+        self.counters.requests_failed += 1
+        self._emit(sequence, error)
+        self._retire(sequence)
+
     def _end(self, sequence: Sequence, failure: Exception) -> None:
         error = StepFailed(
             f"the step running this request failed: {type(failure).__name__}: {failure}"
         )
         error.__cause__ = failure
-        self.counters.requests_failed += 1
-        self._emit(sequence, error)
-        self._retire(sequence)
+        self._refuse(sequence, error)
 
     def _expire(self) -> None:
         """End the requests whose time is up."""

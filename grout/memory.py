@@ -6,6 +6,7 @@ from grout.config import CPU_MAX_MODEL_LEN, EngineConfig
 from grout.errors import ConfigError, OutOfMemory
 from grout.runner import bucket
 from grout.scheduler import PREFILLS_PER_STEP
+from grout.scorer import SCORED_TOGETHER
 from models.config import ModelConfig
 from models.slot import MAX_BIASES
 from models.tiling import tiling
@@ -65,13 +66,13 @@ def step_bytes(config: EngineConfig, model: ModelConfig, kind: str, itemsize: in
     the feed-forward's array, the partial results of split decode attention, float32 logits, and
     what the first request with penalties, a bias or a mask makes the sampler take: edited logits,
     mask and biases of each slot, and a count of each token for each sequence. Memory comes in
-    powers of two of tokens and slots.
+    powers of two of tokens and slots; those that score prompts are further ones.
     """
     heads = (3 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     row = 2 * model.hidden_size + heads + model.intermediate_size
     splits = tiling(kind).decode_attention(1, model.num_kv_heads).splits
     partial = splits * model.num_heads * (model.head_dim + 2) * 4
-    slots = bucket(config.max_num_seqs) + PREFILLS_PER_STEP
+    slots = bucket(config.max_num_seqs) + PREFILLS_PER_STEP + SCORED_TOGETHER
     chunk = bucket(config.chunk(kind))
     logits = model.vocab_size * 4
     edits = logits + model.vocab_size // 8 + MAX_BIASES * 8

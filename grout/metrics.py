@@ -39,9 +39,12 @@ class Counters:
     """What has happened since the start.
 
     prompt_tokens: of admitted requests. prefix_hits: those of them found in the prefix cache.
+    device_seconds: from the start of each step to its end, on the device's clock; the device was
+    idle, as far as this engine goes, for the rest of the time.
     """
 
     steps: int = 0
+    device_seconds: float = 0.0
     prompt_tokens: int = 0
     prefix_hits: int = 0
     generated_tokens: int = 0

@@ -74,6 +74,7 @@ class Readback:
     sequences: tuple[Sequence, ...]
     slots: tuple[int, ...]
     affects: tuple[Sequence, ...]
+    _begun: tilert.Event
     _event: tilert.Event
     _host: _Host
     _logprobs: bool
@@ -88,6 +89,16 @@ class Readback:
             frozenset(place for place, slot in enumerate(slots) if slot in bad) if bad else NONE,
             self._read_logprobs() if self._logprobs else {},
         )
+
+    @property
+    def seconds(self) -> float:
+        """How long the device was at the step, once `wait` has returned."""
+        return self._event.since(self._begun)
+
+    def logprobs(self, count: int, top: int) -> list[TokenLogprob]:
+        """Of the ids in the first `count` slots, each with the `top` likeliest. Waits for them."""
+        self._event.wait()
+        return [self._host.logprob(slot, top) for slot in range(count)]
 
     def _read_logprobs(self) -> dict[int, TokenLogprob]:
         return {
@@ -108,6 +119,11 @@ class Reader:
         self._batch = batch
         self._device = device
         self._hosts = deque(_Host(batch, device) for _ in range(depth))
+        self.begin()
+
+    def begin(self) -> None:
+        """A step's work is enqueued from now on."""
+        self._begun = self._device.record_event(timing=True)
 
     def read(
         self,
@@ -123,8 +139,8 @@ class Reader:
         host = self._hosts[0]
         self._hosts.rotate(-1)
         host.copy(logprobs)
-        event = self._device.record_event()
-        return Readback(sequences, slots, affects, event, host, logprobs)
+        event = self._device.record_event(timing=True)
+        return Readback(sequences, slots, affects, self._begun, event, host, logprobs)
 
 
 __all__ = ["Readback", "Reader", "Tokens"]

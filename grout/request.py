@@ -23,16 +23,18 @@ class SamplingParams:
 
     temperature: >= 0; 0 is greedy. top_k: 0 is off (-1 is accepted as off too).
     top_p: in (0, 1]. min_p: in [0, 1]. seed: None draws a fresh one for each request.
-    max_tokens: >= 1, or None for as many as the context holds. stop: texts that end the reply
-    and are never part of it. stop_token_ids: ids that end the reply as an end-of-sequence id
-    does. ignore_eos: go on past the model's end-of-sequence ids (`stop_token_ids` still count).
+    max_tokens: >= 0, or None for as many as the context holds; 0 runs the prompt alone.
+    stop: texts that end the reply and are never part of it. stop_token_ids: ids that end the reply
+    as an end-of-sequence id does. ignore_eos: go on past the model's end-of-sequence ids
+    (`stop_token_ids` still count).
     presence_penalty, frequency_penalty: in [-2, 2], subtracted from the logits of produced tokens
     once, and once for each time. repetition_penalty: > 0; divides positive logits of tokens of
     prompt and reply, and multiplies negative ones (Keskar et al. 2019); 1 is off.
     logit_bias: pairs of a token id and what is added to its logit, in [-100, 100].
     min_tokens: ids that would end the reply are not chosen before as many tokens.
     logprobs: None for none, or how many of the likeliest tokens to report beside the chosen one,
-    at most `MAX_LOGPROBS`. grammar: what the reply must match. priority: smaller goes first.
+    at most `MAX_LOGPROBS`. prompt_logprobs: the same for the tokens of the prompt, which are all
+    run then, cached or not. grammar: what the reply must match. priority: smaller goes first.
 
     Raises `InvalidSamplingParams` naming the field.
     """
@@ -52,6 +54,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     priority: int = 0
 
@@ -85,10 +88,10 @@ class SamplingParams:
             "a 64-bit signed integer or null",
         )
         _require(
-            self.max_tokens is None or (_is_int(self.max_tokens) and self.max_tokens >= 1),
+            self.max_tokens is None or (_is_int(self.max_tokens) and self.max_tokens >= 0),
             "max_tokens",
             self.max_tokens,
-            "an integer >= 1 or null",
+            "an integer >= 0 or null",
         )
         _require(
             all(isinstance(text, str) and text for text in self.stop),
@@ -116,13 +119,14 @@ class SamplingParams:
             self.min_tokens,
             f"at most max_tokens ({self.max_tokens})",
         )
-        _require(
-            self.logprobs is None
-            or (_is_int(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS),
-            "logprobs",
-            self.logprobs,
-            f"an integer from 0 to {MAX_LOGPROBS} or null",
-        )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _require(
+                value is None or (_is_int(value) and 0 <= value <= MAX_LOGPROBS),
+                name,
+                value,
+                f"an integer from 0 to {MAX_LOGPROBS} or null",
+            )
         _require(
             self.grammar is None or isinstance(self.grammar, Grammar),
             "grammar",
@@ -202,7 +206,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """How likely a produced token was.
+    """How likely a token was after those before it.
 
     logprob: natural logarithm of its probability under the model, before temperature and filters.
     top: the likeliest tokens with theirs, likeliest first, as many as were asked for.
@@ -219,9 +223,12 @@ class Delta:
     """The next piece of a reply.
 
     text: never holds half a character, nor any part of a stop text; all deltas' texts joined are
-    the reply. token_ids: the ids produced since the last delta, end-of-sequence ids included.
+    the reply. It begins with the whole of a character that the prompt ends within.
+    token_ids: the ids produced since the last delta, end-of-sequence ids included.
     finish_reason: set on the last delta only. logprobs: one for each of `token_ids`, if asked for.
     cached_tokens: on the first delta, how many tokens of the prompt were found in the cache.
+    prompt_logprobs: on the first delta, one for each token of the prompt, if asked for; None for
+    the first, which follows nothing.
     """
 
     text: str
@@ -229,6 +236,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 
 
 def _is_int(value: Any) -> bool:

@@ -10,7 +10,9 @@ import numpy as np
 
 import tilert
 from grout.readback import Readback, Reader
+from grout.request import TokenLogprob
 from grout.scheduler import PREFILLS_PER_STEP, Chunk
+from grout.scorer import Scorer
 from grout.seats import Seats
 from grout.sequence import Sequence
 from models.batch import Batch
@@ -72,6 +74,7 @@ class Runner:
         self._members: dict[int, Sequence] = {}
         self._mapped: dict[int, tuple[int, int]] = {}
         self._lanes: dict[int, Lane] = {}
+        self._scorer: Scorer | None = None
         self._make_batches()
 
     @property
@@ -91,6 +94,7 @@ class Runner:
         come next depends on them, `read_ids` is called with the layers enqueued, so that the host
         follows grammars while the device runs.
         """
+        self._reader.begin()
         for sequence in grown:
             self._map(sequence)
         seats = self._seats
@@ -107,6 +111,7 @@ class Runner:
 
     def prefill(self, chunks: Ordered[Chunk]) -> Readback:
         """Enqueue chunks of prompts. The readback is of those whose last chunks they are."""
+        self._prompt_reader.begin()
         for chunk in chunks:
             if self._members.get(chunk.sequence.row) is not chunk.sequence:
                 self._enter(chunk.sequence)
@@ -124,6 +129,15 @@ class Runner:
             tuple(chunk.sequence for chunk in chunks),
             batch.features.logprobs,
         )
+
+    def score(self, chunk: Chunk) -> list[TokenLogprob]:
+        """Log probabilities of the prompt's tokens that follow those of the chunk enqueued last.
+
+        Of those not scored yet, in order. Waits for the device.
+        """
+        if self._scorer is None:
+            self._scorer = Scorer(self.transformer, self.cache)
+        return self._scorer.score(chunk)
 
     def release(self, row: int) -> None:
         """Detach a row's pages, in order behind every step enqueued so far."""
@@ -188,6 +202,7 @@ class Runner:
         self._prompts = self.transformer.new_batch(self.cache, PREFILLS_PER_STEP)
         self._prompt = self._prompts.head(1)
         self._prompt_reader = Reader(self._prompts, self._device)
+        self._scorer = None
 
     def _enter(self, sequence: Sequence) -> None:
         """A sequence takes its row. Whoever wrote the pages it shares must stop being able to."""

@@ -53,7 +53,8 @@ class Scheduler:
     is always progress.
 
     A step runs at most `prefill_chunk` tokens of prompts. Prompts are run in order of admission,
-    and one is cut only if it is the first of its step.
+    and one is cut only if it is the first of its step. One whose log probabilities are asked for
+    is run by itself.
     """
 
     def __init__(
@@ -198,6 +199,8 @@ class Scheduler:
             if sequence is None:
                 break
             chunks.append(self._chunk(sequence, budget))
+            if sequence.scoring:
+                break
             budget -= chunks[-1].stop - chunks[-1].start
         return tuple(chunks)
 
@@ -226,7 +229,7 @@ class Scheduler:
         keys = self._prefix_keys(sequence)
         found = self.pool.find(keys)
         start = len(found) * self._page_size
-        if chunks and sequence.length - start > room:
+        if chunks and (sequence.scoring or sequence.length - start > room):
             return None
         if len(found) < len(keys) and self._computing(len(found), keys[len(found)]):
             return None
@@ -243,8 +246,11 @@ class Scheduler:
         return sequence
 
     def _prefix_keys(self, sequence: Sequence) -> list[bytes]:
-        """Of the pages it could begin with: not the last token's, from which the next one comes."""
-        if not self._prefix_caching:
+        """Of the pages it could begin with: not the last token's, from which the next one comes.
+
+        None where every token is to be run, for its log probability.
+        """
+        if not self._prefix_caching or sequence.scoring:
             return []
         full = (sequence.length - 1) // self._page_size
         return sequence.page_keys(full, self._page_size)

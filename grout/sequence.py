@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 
 from grout.constraint import Constraint
 from grout.detokenizer import Detokenizer
-from grout.errors import GroutError
+from grout.errors import GrammarError, GroutError
 from grout.request import Delta, FinishReason, SamplingParams, TokenLogprob
 from models.slot import GIVEN, Slot
+
+_SHOWN = 20
+"""Tokens that a message shows of a reply."""
 
 KEY_BYTES = 16
 """Length of a page's key: long enough that no two contents ever have the same."""
@@ -44,9 +47,9 @@ class Sequence:
     prefilled: tokens that need not be run again: they are cached, or a chunk of them is enqueued.
     enqueued: tokens of the reply that the device has been asked for, read or not. row: its row of
     the KV cache, -1 for none. frozen: how many of its first pages are complete, and so may be
-    shared. cached: how many of the prompt's tokens were found in cached pages. arrived, admitted,
-    token_at: when it came, was first given pages, and produced its newest token, by the engine's
-    clock in seconds.
+    shared. cached: how many of the prompt's tokens were found in cached pages. scored: log
+    probabilities of the prompt's tokens, from the second on. arrived, admitted, token_at: when it
+    came, was first given pages, and produced its newest token, by the engine's clock in seconds.
     """
 
     id: int
@@ -67,6 +70,7 @@ class Sequence:
     pages: tuple[int, ...] = ()
     frozen: int = 0
     cached: int = 0
+    scored: list[TokenLogprob] = field(default_factory=list)
     admitted: float | None = None
     token_at: float | None = None
     finish_reason: FinishReason | None = None
@@ -109,6 +113,12 @@ class Sequence:
     def wants_token(self) -> bool:
         """Whether another decode step could be of use, as far as is known before reading ids."""
         return self.enqueued < self.limit
+
+    @property
+    def scoring(self) -> bool:
+        """Whether log probabilities of its prompt are still to be had: all of it is to be run."""
+        wanted = self.params.prompt_logprobs is not None
+        return wanted and len(self.scored) < len(self.prompt) - 1
 
     @property
     def holds_back(self) -> bool:
@@ -178,10 +188,14 @@ class Sequence:
     def accept(self, token: int, logprob: TokenLogprob | None = None) -> Delta:
         """Take the next token; sets `finish_reason` when it is the last one.
 
-        An id that ends the reply counts as produced but has no text. Raises `GrammarError` for a
-        token that the constraint does not allow.
+        An id that ends the reply counts as produced but has no text. A reply of no tokens takes
+        none. Raises `GrammarError` where the constraint has no way on.
         """
         produced = self.produced
+        first = not produced
+        if not self.limit:
+            self.finish_reason = "length"
+            return Delta("", (), "length", (), self.cached, self._prompt_logprobs())
         produced.append(token)
         detokenizer = self.detokenizer
         if token in self.stop_ids:
@@ -190,7 +204,7 @@ class Sequence:
         else:
             complete = False
             if self.constraint is not None:
-                self.constraint.accept(token)
+                self._constrain(self.constraint, token)
                 complete = self.constraint.complete
             text = detokenizer.push(token)
             if not detokenizer.stopped and (complete or len(produced) >= self.limit):
@@ -198,9 +212,23 @@ class Sequence:
                 self.finish_reason = "stop" if complete else "length"
             if detokenizer.stopped:
                 self.finish_reason = "stop"
-        cached = self.cached if len(produced) == 1 else 0
         logprobs = () if logprob is None else (logprob,)
-        return Delta(text, (token,), self.finish_reason, logprobs, cached)
+        if not first:
+            return Delta(text, (token,), self.finish_reason, logprobs)
+        of_prompt = self._prompt_logprobs()
+        return Delta(text, (token,), self.finish_reason, logprobs, self.cached, of_prompt)
+
+    def _prompt_logprobs(self) -> tuple[TokenLogprob | None, ...]:
+        return () if self.params.prompt_logprobs is None else (None, *self.scored)
+
+    def _constrain(self, constraint: Constraint, token: int) -> None:
+        try:
+            constraint.accept(token)
+        except GrammarError as error:
+            count, end = len(self.produced), self.detokenizer.shown(self.produced[-_SHOWN:])
+            raise GrammarError(
+                f"the grammar leads nowhere at token {count} of the reply, after {end!r}: {error}"
+            ) from None
 
 
 __all__ = ["Sequence", "SequenceState", "Sink"]

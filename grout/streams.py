@@ -30,6 +30,7 @@ def merged(deltas: list[Delta]) -> Delta:
         deltas[-1].finish_reason,
         tuple(entry for delta in deltas for entry in delta.logprobs),
         max(delta.cached_tokens for delta in deltas),
+        deltas[0].prompt_logprobs,
         tuple(part for delta in deltas for part in parts(delta)),
     )
 

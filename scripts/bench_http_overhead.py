@@ -173,8 +173,14 @@ def _put_all(batch: list[tuple[AsyncStream, Delta]]) -> None:
 def serve(args: argparse.Namespace) -> None:
     """Serve the made-up engine until a signal."""
     engine = MadeUpEngine(args.rates[0], args.streams)
+    # As server/http_server.py has it.
     config = uvicorn.Config(
-        create_app(engine), port=args.port, log_level="warning", access_log=False, lifespan="off"
+        create_app(engine),
+        port=args.port,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        loop="asyncio",
     )
     server = uvicorn.Server(config)
     if args.profile is None:

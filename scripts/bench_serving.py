@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import random
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,7 @@ DEFAULT_ENDPOINT = "http://127.0.0.1:8000"
 PROGRESS_SECONDS = 5.0
 UNLIMITED = 0
 """`--concurrency 0`: no limit but the request rate."""
+DEVICE_SECONDS = re.compile(r"^grout:device_busy_seconds_total\{.*\} (\S+)$", re.MULTILINE)
 
 Run = dict[str, Any]
 
@@ -114,7 +116,8 @@ async def measure_level(
     broken = [reply.error for reply in warm if reply.error is not None]
     if broken and len(broken) == len(warm):
         raise ClientError(f"every request of the warm-up failed: {broken[0]}")
-    load, cpu, start = os.getloadavg()[0], time.process_time(), time.perf_counter()
+    load, busy = os.getloadavg()[0], await device_seconds(client)
+    cpu, start = time.process_time(), time.perf_counter()
     replies = await send(amount(args.num_prompts, level), 2 * index + 1, label, args.request_rate)
     seconds = max(reply.end for reply in replies) - min(reply.start for reply in replies)
     wanted = args.new if args.ignore_eos else None
@@ -126,6 +129,7 @@ async def measure_level(
         "num_prompts": len(replies),
         **serving_report.summarise(replies, seconds, wanted),
         "client_cpu": round((time.process_time() - cpu) / (time.perf_counter() - start), 3),
+        "device_idle": await idle_share(client, busy, seconds),
         "load_before": round(load, 2),
         "load_after": round(os.getloadavg()[0], 2),
     }
@@ -136,6 +140,24 @@ async def measure_level(
         f"ITL {run['median_itl_ms']} ms, {run['failed']} failed"
     )
     return run
+
+
+async def device_seconds(client: Client) -> float | None:
+    """How long the endpoint's device has been at steps, by its metrics; None if they do not say."""
+    try:
+        response = await client.request("GET", "/metrics")
+    except ClientError:
+        return None
+    found = DEVICE_SECONDS.search(response.body.decode(errors="replace"))
+    return float(found[1]) if response.status == 200 and found else None
+
+
+async def idle_share(client: Client, before: float | None, seconds: float) -> float | None:
+    """Share of `seconds` that the device had nothing to do, since it had worked for `before`."""
+    after = await device_seconds(client)
+    if before is None or after is None:
+        return None
+    return round(1 - (after - before) / seconds, 4)
 
 
 def _details(reply: Reply, wanted: int | None) -> dict[str, Any]:

@@ -89,6 +89,7 @@ COLUMNS = (
     ("E2EL mean", "mean_e2el_ms", ".0f"),
     ("p50", "median_e2el_ms", ".0f"),
     ("p99", "p99_e2el_ms", ".0f"),
+    ("device idle", "device_idle", ".1%"),
 )
 
 

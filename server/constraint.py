@@ -28,11 +28,12 @@ def constraint(
         return None
     if tools.mode == "auto":
         rules = f"body: answer | calls\nanswer: {_body(structure)}\n" + _calls(tools, tags)
-        return _checked(_reasoning(thinking, tags) + rules, tools)
+        return _checked(_reasoning(thinking, tags) + rules, tools, structure.param)
     if thinking == "off":
         return structure.grammar
     try:
-        return Grammar.lark(_reasoning(thinking, tags) + f"body: {_body(structure)}\n")
+        rules = _reasoning(thinking, tags) + f"body: {_body(structure)}\n"
+        return Grammar.lark(rules).named(structure.param)
     except GrammarError as error:
         raise invalid(
             structure.param, f"Invalid '{structure.param}' after reasoning: {error}."
@@ -111,10 +112,13 @@ def _parameters(tool: Tool) -> dict[str, Any]:
     return {"type": "object"} if not given else {"type": "object", **given}
 
 
-def _checked(lark: str, tools: ToolUse) -> Grammar:
-    """The grammar, or the 400 that names the tool whose parameters are no usable schema."""
+def _checked(lark: str, tools: ToolUse, name: str = "tools") -> Grammar:
+    """The grammar, or the 400 that names the tool whose parameters are no usable schema.
+
+    name: the parameter that asks for more than the form of calls.
+    """
     try:
-        return Grammar.lark(lark)
+        return Grammar.lark(lark).named(name)
     except GrammarError:
         pass
     for tool in tools.callable:

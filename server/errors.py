@@ -21,6 +21,7 @@ from grout.errors import (
     QueueFull,
     RequestTimeout,
 )
+from grout.grammar import Grammar
 from server.exceptions import ServerError
 
 __all__ = [
@@ -99,8 +100,11 @@ def context_length_exceeded(
     )
 
 
-def from_engine(error: Exception, param: str) -> ApiError:
-    """Map what `Engine.generate` raised to an error of the API; the rest goes to the log."""
+def from_engine(error: Exception, param: str, grammar: Grammar | None = None) -> ApiError:
+    """Map what `Engine.generate` raised to an error of the API; the rest goes to the log.
+
+    param: where the prompt came from. grammar: of the request, whose name is where that came from.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, PromptTooLong):
@@ -118,7 +122,8 @@ def from_engine(error: Exception, param: str) -> ApiError:
             headers={"Retry-After": str(RETRY_SECONDS)},
         )
     if isinstance(error, GrammarError):
-        return invalid("response_format", f"{error}.")
+        name = grammar.name if grammar is not None and grammar.name else "response_format"
+        return invalid(name, f"Invalid '{name}': {error}.")
     if isinstance(error, RequestTimeout):
         return ApiError(
             504,

@@ -40,10 +40,11 @@ class Generation:
         self.cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
+        self._grammar = params.grammar
         try:
             self._deltas = engine.generate(prompt.token_ids, params)
         except Exception as error:
-            raise from_engine(error, prompt.param) from error
+            raise from_engine(error, prompt.param, params.grammar) from error
         self._timer = None if metrics is None else metrics.begin(len(prompt.token_ids))
         self._first: Delta | None = None
         self._complete = False
@@ -92,7 +93,7 @@ class Generation:
             self._timer = None
 
     def _failed(self, error: Exception) -> ApiError:
-        shown = from_engine(error, self.prompt.param)
+        shown = from_engine(error, self.prompt.param, self._grammar)
         self.error = shown.code
         return shown
 

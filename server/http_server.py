@@ -54,7 +54,11 @@ class HttpServer(uvicorn.Server):
             log_level=logging.WARNING,
             access_log=False,
             lifespan="off",
+            # uvloop holds the interpreter's lock while it writes, and the engine's thread waits.
+            loop="asyncio",
             server_header=False,
+            # Nothing here speaks it, and what checks requests looks at HTTP alone.
+            ws="none",
             **tls,
         )
         config.load()

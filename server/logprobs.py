@@ -1,38 +1,77 @@
 """Log probabilities in both of OpenAI's formats, with the true bytes of each token."""
 
+from codecs import utf_8_decode
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from grout.request import Delta, TokenLogprob
 from server.protocol import ServingTokenizer
 
-__all__ = ["LogprobStream", "chat_entries", "legacy_logprobs", "token_text"]
+__all__ = ["LogprobStream", "chat_entries", "legacy_logprobs", "legacy_prompt", "token_text"]
+
+Placed = tuple[int, TokenLogprob]
+"""A token's entry, and the character of the answer that its first byte is part of."""
+
+
+class _Places:
+    """Characters of a text that comes in tokens, cut anywhere, as `grout.detokenizer` has them.
+
+    whole: how many are complete. begun: the beginning of the next, there before the first token.
+    """
+
+    def __init__(self, begun: bytes = b"") -> None:
+        self.whole = 0
+        self._begun = begun
+
+    def add(self, raw: bytes) -> int:
+        """Take a token; return the number of the character that it begins with, or goes on."""
+        begun = self._begun
+        place = self.whole + (bool(begun and raw) and not _continues(begun, raw))
+        data = begun + raw
+        text, size = utf_8_decode(data, "replace", False)
+        self.whole += len(text)
+        self._begun = data[size:]
+        return place
+
+
+def _continues(begun: bytes, raw: bytes) -> bool:
+    """Return whether the first byte of `raw` belongs to the character that has begun."""
+    text, size = utf_8_decode(begun + raw[:1], "replace", False)
+    return size == 0 or (size > len(begun) and len(text) == 1)
 
 
 class LogprobStream:
     """Releases each token's entry once text of that token is part of the answer.
 
     Text may be held back (half a character, what may become a stop string), and what belongs to a
-    stop string never comes: neither do its tokens. Tokens without text are left out.
+    stop string never comes: neither do its tokens. Those of half a character that the answer ends
+    in come with its end. Special tokens are left out. begun: the beginning of a character that the
+    prompt ends in.
     """
 
-    def __init__(self, tokenizer: ServingTokenizer) -> None:
+    def __init__(self, tokenizer: ServingTokenizer, begun: bytes = b"") -> None:
         self._tokenizer = tokenizer
-        self._waiting: deque[tuple[int, TokenLogprob]] = deque()
-        self._produced = 0
+        self._waiting: deque[Placed] = deque()
+        self._places = _Places(begun)
         self._sent = 0
 
     def feed(self, delta: Delta) -> list[TokenLogprob]:
         """Return the entries that the text of `delta` settles."""
+        return [entry for _, entry in self.placed(delta)]
+
+    def placed(self, delta: Delta) -> list[Placed]:
+        """The same, with their places."""
         for entry in delta.logprobs:
             if entry.token_id not in self._tokenizer.special_ids:
-                self._waiting.append((self._produced, entry))
-                self._produced += len(self._tokenizer.token_bytes(entry.token_id))
-        self._sent += len(delta.text.encode())
+                raw = self._tokenizer.token_bytes(entry.token_id)
+                self._waiting.append((self._places.add(raw), entry))
+        self._sent += len(delta.text)
+        # Where the answer ends with characters missing, they belong to a stop string.
+        whole = delta.finish_reason is not None and self._sent == self._places.whole
         settled = []
-        while self._waiting and self._waiting[0][0] < self._sent:
-            settled.append(self._waiting.popleft()[1])
+        while self._waiting and (whole or self._waiting[0][0] < self._sent):
+            settled.append(self._waiting.popleft())
         return settled
 
 
@@ -65,32 +104,62 @@ def chat_entries(
 
 
 def legacy_logprobs(
-    tokenizer: ServingTokenizer, entries: Iterable[TokenLogprob], top: int, offset: int
-) -> tuple[dict[str, Any], int]:
-    """Return the entries as /v1/completions has them, and the offset of what follows.
+    tokenizer: ServingTokenizer, entries: Iterable[Placed], top: int, offset: int
+) -> dict[str, Any]:
+    """Return the entries of an answer as /v1/completions has them.
 
-    offset: characters of the answer before the first of them.
+    offset: characters in front of the answer.
     """
-    out: dict[str, Any] = {
-        "text_offset": [],
-        "token_logprobs": [],
-        "tokens": [],
-        "top_logprobs": [],
-    }
-    for entry in entries:
-        out["text_offset"].append(offset)
-        out["token_logprobs"].append(_finite(entry.logprob))
-        out["tokens"].append(token_text(tokenizer, entry.token_id))
-        out["top_logprobs"].append(
-            {token_text(tokenizer, token): _finite(value) for token, value in entry.top[:top]}
-        )
-        offset += _characters(tokenizer.token_bytes(entry.token_id))
-    return out, offset
+    out = _no_tokens()
+    for place, entry in entries:
+        _append(out, tokenizer, offset + place, entry.token_id, entry, top)
+    return out
 
 
-def _characters(raw: bytes) -> int:
-    """Return how many characters begin in `raw`: all bytes but UTF-8's continuations."""
-    return sum(byte & 0xC0 != 0x80 for byte in raw)
+def legacy_prompt(
+    tokenizer: ServingTokenizer,
+    token_ids: Sequence[int],
+    text: str,
+    entries: Iterable[TokenLogprob | None],
+    top: int,
+) -> dict[str, Any]:
+    """Return the same for the tokens of a prompt, the first of which has no log probability.
+
+    text: of the prompt, which has special tokens only where they were written out.
+    """
+    out, places, written = _no_tokens(), _Places(), 0
+    for token, entry in zip(token_ids, entries, strict=True):
+        raw = tokenizer.token_bytes(token)
+        if token in tokenizer.special_ids:
+            place = places.whole + written
+            shown = raw.decode(errors="replace")
+            written += len(shown) if text.startswith(shown, place) else 0
+        else:
+            place = written + places.add(raw)
+        _append(out, tokenizer, place, token, entry, top)
+    return out
+
+
+def _no_tokens() -> dict[str, Any]:
+    return {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+
+
+def _append(
+    out: dict[str, Any],
+    tokenizer: ServingTokenizer,
+    offset: int,
+    token: int,
+    entry: TokenLogprob | None,
+    top: int,
+) -> None:
+    out["text_offset"].append(offset)
+    out["tokens"].append(token_text(tokenizer, token))
+    out["token_logprobs"].append(None if entry is None else _finite(entry.logprob))
+    out["top_logprobs"].append(
+        None
+        if entry is None
+        else {token_text(tokenizer, other): _finite(value) for other, value in entry.top[:top]}
+    )
 
 
 def _finite(logprob: float) -> float:

@@ -35,6 +35,7 @@ _GAUGES: Final = (
 _COUNTERS: Final = (
     ("num_preemptions", "Requests preempted for want of KV blocks.", "preemptions"),
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_queries"),
+    ("device_busy_seconds", "Time that the device was at steps.", "device_seconds"),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_hits"),
 )
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from grout.detokenizer import Detokenizer, begun_character
 from server.constraint import Thinking
 from server.errors import context_length_exceeded, invalid
 from server.exceptions import is_for_people
@@ -34,13 +35,15 @@ class Prompt:
     """A prompt as the engine takes it.
 
     param: the request's parameter it came from. thinking: where the answer begins; "open" is
-    where the template already wrote `<think>`. text: what the prompt says, for `echo`.
+    where the template already wrote `<think>`. text: what the prompt says, for `echo`. begun: the
+    beginning of a character it ends in, which is no part of that: the answer begins with the whole.
     """
 
     token_ids: list[int]
     param: str
     thinking: Thinking = "off"
     text: str = ""
+    begun: bytes = b""
 
 
 async def chat_prompt(
@@ -106,20 +109,22 @@ async def completion_prompts(engine: ServingEngine, prompt: Any) -> list[Prompt]
 
 
 async def _completion_prompt(engine: ServingEngine, prompt: Any, where: str) -> Prompt:
+    tokenizer, begun = engine.tokenizer, b""
     if isinstance(prompt, str):
         text = prompt
         token_ids = await asyncio.to_thread(_encode, engine, prompt, where, begin=True)
     elif isinstance(prompt, list):
-        _check_token_ids(prompt, engine.tokenizer.vocab_size, where)
+        _check_token_ids(prompt, tokenizer.vocab_size, where)
         token_ids = prompt
-        text = engine.tokenizer.decode(prompt)
+        begun = begun_character(tokenizer.token_bytes, tokenizer.special_ids, prompt)
+        text = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids).whole(prompt)
     else:
         raise invalid(
             where, f"'{where}' must be a string or an array of token ids.", "invalid_type"
         )
     if not token_ids:
         raise invalid(where, f"'{where}' is empty; there is nothing to complete.")
-    return Prompt(token_ids, "prompt", "off", text)
+    return Prompt(token_ids, "prompt", "off", text, begun)
 
 
 def token_budget(
@@ -133,10 +138,10 @@ def token_budget(
     """
     size = len(prompt.token_ids)
     room = max_model_len - size
-    if room < 1 or (limit is not None and limit > room):
+    if room < (limit != 0) or (limit is not None and limit > room):
         asked = limit if room >= 1 else None
         raise context_length_exceeded(prompt.param, size, max_model_len, asked)
-    return limit or min(room, default or room)
+    return min(room, default or room) if limit is None else limit
 
 
 def _thinking(text: str) -> Thinking:

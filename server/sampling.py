@@ -58,6 +58,7 @@ def sampling_params(
         logit_bias=_biases(request.logit_bias or {}, engine.tokenizer.vocab_size),
         min_tokens=min(request.min_tokens or 0, max_tokens),
         logprobs=request.top_logprobs_wanted,
+        prompt_logprobs=request.prompt_logprobs_wanted,
         grammar=grammar,
         priority=request.priority or 0,
     )

@@ -121,7 +121,7 @@ def _made(kind: Kind, value: Any, param: str) -> Structure:
         "grammar": Grammar.lark,
     }
     try:
-        return Structure(kind, value, param, makers[kind](value))
+        return Structure(kind, value, param, makers[kind](value).named(param))
     except GrammarError as error:
         raise invalid(param, f"Invalid '{param}': {error}.") from None
 

@@ -2,9 +2,11 @@
 
 from tilert.annotations import Accumulate, Const, Dyn, Mut, Ref
 from tilert.array import Array, empty, from_numpy, full, zeros
+from tilert.checker import checking
 from tilert.device import Device, device
 from tilert.dtypes import DType, bf16, bool_, f8e4m3, f8e5m2, f16, f32, i8, i32, i64, u8, u32
 from tilert.errors import (
+    CheckError,
     CompileError,
     DeviceError,
     KernelError,
@@ -31,6 +33,7 @@ from tilert.unsafe_kernel import UnsafeKernel, unsafe_kernel
 __all__ = [
     "Accumulate",
     "Array",
+    "CheckError",
     "CompileError",
     "Const",
     "DType",
@@ -64,6 +67,7 @@ __all__ = [
     "bf16",
     "bool_",
     "capture",
+    "checking",
     "device",
     "empty",
     "f8e4m3",

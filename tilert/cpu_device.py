@@ -17,6 +17,7 @@ from tilert.host_memory import host_memory
 if TYPE_CHECKING:
     from tilert.array import Array
     from tilert.backends.cpu import CpuKernel
+    from tilert.checker.checker import Checker
     from tilert.graph import Recorder
     from tilert.unsafe_kernel import UnsafeFunction
 
@@ -73,8 +74,17 @@ class CpuDevice(Device):
     # kilobytes of code and constants, which are soon made again.
     kept_launchers = 1024
 
-    def __init__(self) -> None:
+    def __init__(self, check: bool | None = None) -> None:
+        """
+        Args:
+            check: whether launches are checked (rule O8); by default if TILERT_CHECK=1 is set.
+        """
         super().__init__("cpu")
+        self._checker: Checker | None = None
+        if os.environ.get("TILERT_CHECK") == "1" if check is None else check:
+            from tilert.checker import checker
+
+            self._checker = checker.Checker()
 
     def allocate(self, nbytes: int) -> HostBlock:
         """See `Device`."""
@@ -87,6 +97,8 @@ class CpuDevice(Device):
 
     def compile(self, function: ir.Function) -> Launcher:
         """See `Device`."""
+        if self._checker is not None:
+            return self._checker.launcher(function)
         from tilert.backends import cpu
         from tilert.unsafe_kernel import UnsafeFunction
 
@@ -98,6 +110,8 @@ class CpuDevice(Device):
         """See `Device`."""
         with self.lock:
             np.copyto(host_view(target), source)
+            if self._checker is not None:
+                self._checker.note(target)
 
     def download(self, source: "Array") -> np.ndarray[Any, Any]:
         """See `Device`."""
@@ -107,12 +121,33 @@ class CpuDevice(Device):
     def copy_call(self, target: "Array", source: "Array") -> Callable[[], None]:
         """See `Device`."""
         to, of = host_view(target), host_view(source)
-        return lambda: np.copyto(to, of)
+        checker = self._checker
+        if checker is None:
+            return lambda: np.copyto(to, of)
+
+        def copy() -> None:
+            np.copyto(to, of)
+            checker.note_copy(target, source)
+
+        return copy
 
     def fill_call(self, target: "Array", value: np.ndarray[Any, Any]) -> Callable[[], None]:
         """See `Device`."""
         to = host_view(target)
-        return lambda: to.fill(value[()])
+        checker = self._checker
+        if checker is None:
+            return lambda: to.fill(value[()])
+
+        def fill() -> None:
+            to.fill(value[()])
+            checker.note(target)
+
+        return fill
+
+    def lent(self, array: "Array") -> None:
+        """See `Device`."""
+        if self._checker is not None:
+            self._checker.note(array)
 
     def pinned_block(self, nbytes: int) -> HostBlock:
         """See `Device`."""

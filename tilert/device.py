@@ -1,8 +1,9 @@
 """Devices: where arrays live and ops run. `device("auto")` picks the best one that works."""
 
+import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from tilert.event import Event
     from tilert.graph import Recorder
 
-__all__ = ["Block", "Device", "Launcher", "Use", "device"]
+__all__ = ["Block", "Device", "Launcher", "Use", "device", "standing_in"]
 
 Use = tuple["Array", bool]
 """An array that submitted work touches, and whether the work writes it."""
@@ -161,6 +162,9 @@ class Device(ABC):
     def fill_call(self, target: "Array", value: np.ndarray[Any, Any]) -> Callable[[], None]:
         """A call that enqueues setting every element of a contiguous array to a 0-d value."""
 
+    def lent(self, array: "Array") -> None:  # noqa: B027
+        """Told that another library may write an array from now on."""
+
     @abstractmethod
     def pinned_block(self, nbytes: int) -> Block:
         """Host memory that the device copies to and from without the host's help."""
@@ -243,6 +247,21 @@ def device(name: str = "auto") -> Device:
         if found is None:
             found = _devices[name] = _open(name)
         return found
+
+
+@contextlib.contextmanager
+def standing_in(other: Device) -> Iterator[None]:
+    """`device(other.name)` gives `other` for a while."""
+    with _devices_lock:
+        before = _devices.get(other.name)
+        _devices[other.name] = other
+    try:
+        yield
+    finally:
+        with _devices_lock:
+            del _devices[other.name]
+            if before is not None:
+                _devices[other.name] = before
 
 
 def _open(name: str) -> Device:

@@ -1,6 +1,9 @@
 """Exceptions of the tile runtime."""
 
+import linecache
+
 __all__ = [
+    "CheckError",
     "CompileError",
     "DeviceError",
     "KernelError",
@@ -55,3 +58,22 @@ class KernelError(TilertError):
         shown = text.rstrip("\n")
         caret = " " * column + "^"
         super().__init__(f"{message}\n  {filename}:{line}\n    {shown}\n    {caret}")
+
+
+class CheckError(OwnershipError):
+    """The checker found a kernel that breaks a rule while it ran; see `tilert.checking`.
+
+    Args:
+        message: begins with the rule.
+        places: what happens where: a phrase, the file, its 1-based line and 0-based column. The
+            message shows the lines with carets.
+    """
+
+    def __init__(self, message: str, *places: tuple[str, str, int, int]) -> None:
+        self.message = message
+        self.places = places
+        parts = [message]
+        for does, filename, line, column in places:
+            text = linecache.getline(filename, line).rstrip("\n")
+            parts.append(f"  {does}, {filename}:{line}\n    {text}\n    {' ' * column}^")
+        super().__init__("\n".join(parts))

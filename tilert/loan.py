@@ -48,6 +48,8 @@ class Loan:
             self, device, region, write, f"lent through {through}", place, within=array.storage
         )
         device.synchronize()
+        if write:
+            device.lent(array)
 
     def __repr__(self) -> str:
         return f"<loan of {self.array!r} to {'write' if self.write else 'read'}>"

@@ -110,6 +110,7 @@ class UnsafeFunction(Function):
         consts: tuple[tuple[str, Any], ...],
     ) -> None:
         super().__init__(kernel.name, list(params), grid, Block(), kernel.opt_out.filename)
+        self.opt_out = kernel.opt_out
         self._kernel = kernel
         self._consts = consts
         expected = [self._shown(arg) for arg in self.abi()]

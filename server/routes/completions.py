@@ -16,7 +16,7 @@ from server.choices import usage
 from server.constraint import constraint
 from server.errors import ApiError, invalid
 from server.generation import Generation, Generations, unless_disconnected
-from server.logprobs import LogprobStream, legacy_logprobs
+from server.logprobs import LogprobStream, legacy_logprobs, legacy_prompt
 from server.prompts import Prompt, completion_prompts, token_budget
 from server.protocol import ServingTokenizer
 from server.request_log import note
@@ -110,16 +110,17 @@ class _Wire:
         # What is sent once a token: text without log probabilities.
         quick = [TextEvents(data(_choice(i, TEXT))) for i in range(len(texts))]
         try:
-            if self._body.echo:
-                for i, text in enumerate(texts):
-                    yield quick[i](text.text)
+            # With log probabilities a prompt waits for its own.
+            if self._body.echo and self._body.logprobs is None:
+                for i, one in enumerate(texts):
+                    yield quick[i](one.take_prompt())
             async for index, delta in generations:
                 generations.each[index].count(delta)
-                logprobs, reason = texts[index].add(delta), delta.finish_reason
+                (text, logprobs), reason = texts[index].add(delta), delta.finish_reason
                 if logprobs or reason:
-                    yield event(data(_choice(index, delta.text, logprobs, reason)))
-                elif delta.text:
-                    yield quick[index](delta.text)
+                    yield event(data(_choice(index, text, logprobs, reason)))
+                elif text:
+                    yield quick[index](text)
             if include_usage:
                 yield event(self._head | {"choices": [], "usage": usage(generations)})
         except ApiError as error:
@@ -135,27 +136,41 @@ class _Text:
     ) -> None:
         self._tokenizer = tokenizer
         self._top = body.logprobs
-        self._stream = None if body.logprobs is None else LogprobStream(tokenizer)
-        self._offset = 0
-        self._parts = [generation.prompt.text] if body.echo else []
+        self._prompt = prompt = generation.prompt
+        self._stream = LogprobStream(tokenizer, prompt.begun) if body.logprobs is not None else None
+        self._offset = len(prompt.text) if body.echo else 0
+        self._untold = prompt.text if body.echo else ""
+        self._parts: list[str] = []
         self.logprobs: dict[str, Any] | None = None
 
     @property
     def text(self) -> str:
         return "".join(self._parts)
 
-    def add(self, delta: Delta) -> dict[str, Any] | None:
-        """Take a delta; return the log probabilities it settles."""
+    def take_prompt(self) -> str:
+        """Return the prompt where it is to be echoed and has not been."""
+        prompt, self._untold = self._untold, ""
+        self._parts.append(prompt)
+        return prompt
+
+    def add(self, delta: Delta) -> tuple[str, dict[str, Any] | None]:
+        """Take a delta; return what the answer gains: text, and log probabilities if any."""
+        text = self.take_prompt() + delta.text
         self._parts.append(delta.text)
         if self._stream is None or self._top is None:
-            return None
-        settled = self._stream.feed(delta)
-        new, self._offset = legacy_logprobs(self._tokenizer, settled, self._top, self._offset)
+            return text, None
+        tokenizer, prompt, top = self._tokenizer, self._prompt, self._top
+        new = legacy_logprobs(tokenizer, self._stream.placed(delta), top, self._offset)
+        if delta.prompt_logprobs:
+            shown = legacy_prompt(
+                tokenizer, prompt.token_ids, prompt.text, delta.prompt_logprobs, top
+            )
+            new = {key: shown[key] + values for key, values in new.items()}
         if self.logprobs is None:
             self.logprobs = {key: [] for key in new}
         for key, values in new.items():
             self.logprobs[key] += values
-        return new if settled else None
+        return text, new if new["tokens"] else None
 
 
 def _choice(

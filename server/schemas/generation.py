@@ -97,6 +97,11 @@ class GenerationRequest(Strict):
         """Alternatives for each token, or None for no log probabilities at all."""
         raise NotImplementedError
 
+    @property
+    def prompt_logprobs_wanted(self) -> int | None:
+        """The same for the tokens of the prompt."""
+        return None
+
 
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""
@@ -123,15 +128,23 @@ class ChatRequest(GenerationRequest):
 
 
 class CompletionRequest(GenerationRequest):
-    """POST /v1/completions; `prompt` is text or token ids, or a list of either."""
+    """POST /v1/completions; `prompt` is text or token ids, or a list of either.
+
+    With `max_tokens` 0 nothing is generated: that leaves the prompt, where it is to be echoed.
+    """
 
     prompt: Any
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @property
     def top_logprobs_wanted(self) -> int | None:
         return self.logprobs
+
+    @property
+    def prompt_logprobs_wanted(self) -> int | None:
+        return self.logprobs if self.echo else None
 
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
@@ -146,14 +159,8 @@ def parse_request(model: type[RequestT], body: dict[str, Any]) -> RequestT:
         raise invalid("stream_options", "'stream_options' needs 'stream': true.")
     if isinstance(request, ChatRequest):
         _check_chat(request)
-    elif isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None:
-        raise invalid(
-            "echo",
-            "'echo' with 'logprobs' would need the prompt's log probabilities, which are not "
-            "computed; leave one of them out.",
-            "unsupported_parameter",
-        )
-    if request.min_tokens and request.token_limit and request.min_tokens > request.token_limit:
+    limit = request.token_limit
+    if request.min_tokens and limit is not None and request.min_tokens > limit:
         raise invalid("min_tokens", "'min_tokens' is more than the answer's token limit.")
     return request
 

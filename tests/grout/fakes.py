@@ -31,6 +31,8 @@ from models.slot import FROM_SLOT, GIVEN, KEPT, PADDING, PLAIN, Features, Slot
 VOCAB = 97
 EOS = 96
 PAGE_SIZE = 4
+BAD_TOKEN = 95
+"""Its log probability in a prompt is NaN."""
 BAD_SEED = 666
 """Requests with this seed get bad logits."""
 
@@ -54,7 +56,7 @@ class FakeDevice:
         while self.queue and (self.kind == "cpu" or self._random.random() < 0.4):
             self.queue.popleft()()
 
-    def record_event(self) -> "FakeEvent":
+    def record_event(self, timing: bool = False) -> "FakeEvent":
         event = FakeEvent(self)
         self.enqueue(event.complete)
         return event
@@ -76,6 +78,10 @@ class FakeEvent:
 
     def done(self) -> bool:
         return self._complete
+
+    def since(self, earlier: "FakeEvent") -> float:
+        assert self._complete and earlier._complete
+        return 0.25
 
     def wait(self) -> None:
         while not self._complete:
@@ -311,6 +317,7 @@ class FakeTransformer:
         self.cache: Any = None
         self.decodes = 0
         self.chunks: list[tuple[int, int]] = []
+        self.launches: list[list[PromptChunk]] = []
         self.fail_prefill: Exception | None = None
         self.fail_decode: Exception | None = None
         self.fail_late: Exception | None = None
@@ -339,6 +346,7 @@ class FakeTransformer:
         if failure is not None:
             raise failure
         self.chunks += [(chunk.start, len(chunk.tokens)) for chunk in chunks]
+        self.launches.append(list(chunks))
 
         def work() -> None:
             for at, chunk in enumerate(chunks):
@@ -347,6 +355,26 @@ class FakeTransformer:
                     cache.write(row, position, int(token))
                 batch.sample(at, cache.read(row, chunk.stop))
                 batch.positions.data[at] = chunk.stop
+
+        self.device.enqueue(work)
+
+    def score(self, batch: FakeBatch, first: int, targets: Sequence[int]) -> None:
+        """Token t after token s of the prompt has the log probability -(s + t / 100)."""
+        [chunk] = self.launches[-1]
+        assert 0 < len(targets) <= batch.size
+        before = [int(token) for token in chunk.tokens[first : first + len(targets)]]
+        assert len(before) == len(targets)
+        batch.set([Slot(row=-1, token=t, position=0, logprobs=True) for t in targets]
+                  + [PADDING] * (batch.size - len(targets)))  # fmt: skip
+
+        def work() -> None:
+            arrays = {name: array.data for name, array in batch.logprobs.items()}
+            for at, (token, target) in enumerate(zip(before, targets, strict=True)):
+                arrays["chosen"][at] = -(token + target / 100)
+                arrays["top_ids"][at] = np.arange(20) + token
+                arrays["top_values"][at] = -np.arange(20)
+                if target == BAD_TOKEN:
+                    arrays["chosen"][at] = np.nan
 
         self.device.enqueue(work)
 

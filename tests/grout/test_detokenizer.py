@@ -1,8 +1,10 @@
+import codecs
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grout.detokenizer import Detokenizer, StopScanner
+from grout.detokenizer import Detokenizer, StopScanner, begun_character
 
 pieces = st.lists(st.binary(max_size=6), max_size=30)
 
@@ -26,6 +28,11 @@ def run(parts: list[bytes], stops: tuple[str, ...] = ()) -> list[str]:
     return [*deltas, detokenizer.flush()]
 
 
+def whole_text(parts: list[bytes]) -> str:
+    """The text of all parts together, without a character that only begins at their end."""
+    return codecs.utf_8_decode(b"".join(parts), "replace", False)[0]
+
+
 def cut_at_stop(text: str, stops: tuple[str, ...]) -> str:
     """What is left of `text`, found character by character."""
     for end in range(1, len(text) + 1):
@@ -37,7 +44,7 @@ def cut_at_stop(text: str, stops: tuple[str, ...]) -> str:
 
 @given(pieces)
 def test_deltas_join_to_the_whole_decode(parts: list[bytes]) -> None:
-    assert "".join(run(parts)) == b"".join(parts).decode(errors="replace")
+    assert "".join(run(parts)) == whole_text(parts)
 
 
 @given(st.text(max_size=30), st.lists(st.integers(1, 3), max_size=40))
@@ -68,15 +75,20 @@ def test_text_ends_exactly_before_the_first_stop(
 
 @given(pieces, st.lists(st.text(min_size=1, max_size=3), max_size=3))
 def test_random_bytes_with_stops_match_the_whole(parts: list[bytes], stops: list[str]) -> None:
-    whole = b"".join(parts).decode(errors="replace")
-    assert "".join(run(parts, tuple(stops))) == cut_at_stop(whole, tuple(stops))
+    assert "".join(run(parts, tuple(stops))) == cut_at_stop(whole_text(parts), tuple(stops))
 
 
 @pytest.mark.parametrize(
     ("parts", "stops", "deltas"),
     [
         ([b"Hel", b"lo \xf0\x9f", b"\x99\x82!"], (), ["Hel", "lo ", "🙂!", ""]),
-        ([b"\xf0\x9f"], (), ["", "\ufffd"]),
+        ([b"\xf0\x9f"], (), ["", ""]),
+        ([b"a\xf0\x9f\x99"], (), ["a", ""]),
+        ([b"\xe4\xbd\xe4"], (), ["\ufffd", ""]),
+        ([b"\xf0\x80", b"\xff"], (), ["\ufffd\ufffd", "\ufffd", ""]),
+        ([b"one E\xe4"], ("END",), ["one ", "E"]),
+        ([b"\xe4", b"x"], ("\ufffd",), ["", ""]),
+        ([b"\xe4"], ("\ufffd",), ["", ""]),
         ([b"\xf0\x9f", b"A"], (), ["", "\ufffdA", ""]),
         ([b"one EN", b"D two"], ("END",), ["one ", ""]),
         ([b"one EN", b"TER"], ("END",), ["one ", "ENTER", ""]),
@@ -96,6 +108,46 @@ def test_special_tokens_have_no_text_and_split_no_character() -> None:
     parts = [b"\xe4\xbd", b"<|special|>", b"\xa0"]
     detokenizer = Detokenizer(parts.__getitem__, {1})
     assert [detokenizer.push(token) for token in range(3)] == ["", "", "\u4f60"]
+
+
+@given(st.text("a\x80éא你🙂", max_size=6), st.data())
+def test_a_prompt_and_its_reply_are_one_text(text: str, data: st.DataObject) -> None:
+    """Cut anywhere: the reply begins with the whole of a character that the prompt has part of."""
+    raw = text.encode()
+    at = data.draw(st.integers(0, len(raw)))
+    prompt = [bytes([byte]) for byte in raw[:at]]
+    begun = begun_character(prompt.__getitem__, (), range(len(prompt)))
+    front = whole_text(prompt)
+    assert front.encode() + begun == raw[:at]
+    reply = Detokenizer(lambda token: raw[at + token : at + token + 1], begun=begun)
+    assert front + reply.whole(range(len(raw) - at)) == text
+
+
+@pytest.mark.parametrize(
+    ("parts", "begun"),
+    [
+        ([], b""),
+        ([b"ab"], b""),
+        ([b"a\xf0"], b"\xf0"),
+        ([b"\xf0\x9f", b"", b"\x99"], b"\xf0\x9f\x99"),
+        ([b"x\xf0\x9f", b"\x99\x82"], b""),
+        ([b"\xe0", b"\x80"], b""),
+        ([b"\xf0", b"\x9f", b"\xe4"], b"\xe4"),
+        ([b"\xf0\x9f", b"<special>", b"\x99"], b""),
+        ([b"\xf0\x9f", b"<special>"], b""),
+        ([b"<special>", b"\xe4"], b"\xe4"),
+    ],
+)
+def test_the_character_that_a_prompt_begins(parts: list[bytes], begun: bytes) -> None:
+    hidden = {at for at, part in enumerate(parts) if part == b"<special>"}
+    assert begun_character(parts.__getitem__, hidden, range(len(parts))) == begun
+
+
+def test_a_begun_character_that_goes_wrong_is_marked() -> None:
+    parts = [b"A", b"\x99"]
+    assert Detokenizer(parts.__getitem__, begun=b"\xf0\x9f").push(0) == "\ufffdA"
+    assert Detokenizer(parts.__getitem__, begun=b"\xe4").whole([1]) == ""
+    assert Detokenizer(parts.__getitem__, stops=["\ufffdA"], begun=b"\xe4").push(0) == ""
 
 
 def test_nothing_comes_after_a_stop() -> None:

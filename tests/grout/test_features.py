@@ -270,10 +270,41 @@ def test_a_grammar_without_a_way_on_ends_its_request_only() -> None:
     sequence.constraint.allowed[:] = 0
     sequence.constraint.allowed[0] = 1  # token 0 only, which the grammar will not take
     run_all(engine)
-    with pytest.raises(StepFailed, match="does not allow token 0") as caught:
+    with pytest.raises(GrammarError, match="leads nowhere at token 1 of the reply"):
         streams[0].get()
-    assert isinstance(caught.value.__cause__, GrammarError)
     assert tokens(streams[1]) == expected([8], 10)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ('start: "ea" x\nx: x "fa"', "no text can follow"),
+        ('start: ("ea" | "fa") ("ga" | "ha") x\nx: x "fa"', "no text can follow"),
+    ],
+)
+def test_a_grammar_that_leads_nowhere_is_said_to(source: str, why: str, kind: str) -> None:
+    engine = make_engine(device_kind=kind)
+    streams = [BlockingStream(), BlockingStream()]
+    params = SamplingParams(temperature=0, max_tokens=9, grammar=Grammar.lark(source))
+    engine.add([9], params, streams[0])
+    engine.add([8], GREEDY, streams[1])
+    run_all(engine)
+    with pytest.raises(GrammarError) as caught:
+        tokens(streams[0])
+    assert re.search(r"leads nowhere at token [12] of the reply, after '\w+': ", str(caught.value))
+    assert why in str(caught.value)
+    assert engine.stats()["requests_failed"] == 1
+    assert tokens(streams[1]) == expected([8], 10)
+    assert list(engine.generate_sync([9], GREEDY).token_ids) == expected([9], 10)
+
+
+def test_a_grammar_that_allows_nothing_is_refused() -> None:
+    engine = make_engine()
+    grammar = Grammar.lark('start: x\nx: x "ba"')
+    with pytest.raises(GrammarError, match="the lark grammar cannot begin: no text can follow"):
+        engine.check([1], SamplingParams(grammar=grammar))
+    assert grammar.named("guided_grammar") == grammar
 
 
 def test_a_grammar_of_unknown_tokens_is_refused() -> None:

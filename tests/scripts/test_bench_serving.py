@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -258,6 +259,7 @@ def test_whole_run(route: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
     for run in runs:
         assert (run["model"], run["completed"], run["failed"]) == (MODEL, 3, 0)
         assert run["total_output_tokens"] == 15
+        assert run["device_idle"] is None  # the fake engine has no device
         delay = 10 if run["endpoint"] == "a" else 30
         assert run["median_e2el_ms"] >= 5 * delay
         assert run["median_ttft_ms"] >= delay
@@ -278,6 +280,16 @@ def test_failures_are_counted_and_make_the_status(capsys: pytest.CaptureFixture[
     assert (run["completed"], run["failed"]) == (0, 3)
     assert sum(run["errors"].values()) == 3
     assert any(line.startswith("note: a at 2: 3 failed: ") for line in out)
+
+
+def test_the_idle_share_is_what_the_metrics_leave(capsys: pytest.CaptureFixture[str]) -> None:
+    with live(delay=0.01) as server:
+        busy = itertools.count(step=0.03)
+        server.engine.stats = lambda: {"device_seconds": next(busy)}  # type: ignore[assignment]
+        ends = ["--endpoint", f"a={server.url}", "--concurrency", "1"]
+        assert bench_serving.main([*ends, *FEW, "--route", "chat"]) == 0
+    [run] = results(capsys)["runs"]
+    assert run["device_idle"] == pytest.approx(1 - 0.03 / run["duration"], abs=2e-3)
 
 
 def test_request_rate_paces_the_requests(capsys: pytest.CaptureFixture[str]) -> None:

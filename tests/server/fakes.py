@@ -108,16 +108,22 @@ class FakeEngine:
             raise self.refusal
         if self.closed:
             raise EngineClosed("the engine was closed")
-        if len(prompt_ids) >= self.max_model_len:
+        if len(prompt_ids) > self.max_model_len - (params.max_tokens != 0):
             raise PromptTooLong(len(prompt_ids), self.max_model_len)
         self.requests.append((list(prompt_ids), params))
-        return self._generate(params)
+        return self._generate(prompt_ids, params)
 
-    async def _generate(self, params: SamplingParams) -> AsyncIterator[Delta]:
+    async def _generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams
+    ) -> AsyncIterator[Delta]:
         last = False
         self.running += 1
         try:
+            asked = params.prompt_logprobs is not None
             async for delta in self._deltas(params):
+                if asked:
+                    rest = [TokenLogprob(token, -token / 100) for token in prompt_ids[1:]]
+                    delta.prompt_logprobs, asked = (None, *rest), False
                 last = delta.finish_reason is not None
                 self.finished += last
                 yield delta
@@ -128,7 +134,7 @@ class FakeEngine:
             self.running -= 1
 
     async def _deltas(self, params: SamplingParams) -> AsyncIterator[Delta]:
-        limit = params.max_tokens or self.max_model_len
+        limit = self.max_model_len if params.max_tokens is None else params.max_tokens
         sent = 0
         while self.endless or sent < len(self.reply):
             if sent == self.fail_after:

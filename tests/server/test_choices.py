@@ -1,11 +1,15 @@
 """Several answers, several prompts, echo, usage, log probabilities, and what `seed` means then."""
 
+from codecs import utf_8_decode
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from grout.detokenizer import Detokenizer
 from grout.request import Delta, TokenLogprob
 from server.logprobs import LogprobStream, token_text
 from tests.server.fakes import MODEL, FakeEngine, FakeTokenizer, wait_for
@@ -80,10 +84,77 @@ def test_several_prompts(client: openai.OpenAI, engine: FakeEngine, prompt: Any)
         assert [bool(choice.finish_reason) for choice in own] == [False] * (len(own) - 1) + [True]
 
 
-def test_echo_with_logprobs_is_refused(http: httpx.Client) -> None:
-    body = {"prompt": "x", "echo": True, "logprobs": 1}
-    error = http.post("/v1/completions", json=body).json()["error"]
-    assert (error["code"], error["param"]) == ("unsupported_parameter", "echo")
+@pytest.mark.parametrize("max_tokens", [0, 1, 16])
+@pytest.mark.parametrize("n", [1, 2])
+def test_echo_with_logprobs(
+    client: openai.OpenAI, engine: FakeEngine, max_tokens: int, n: int
+) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "prompt": ["x€", [121, 256, 122]],
+        "n": n,
+        "echo": True,
+        "logprobs": 2,
+        "max_tokens": max_tokens,
+    }
+    answer = client.completions.create(**asked)
+    assert {params.prompt_logprobs for _, params in engine.requests} == {2}
+    fronts = [
+        # The tokenizer's beginning of a text was not written.
+        (["<|begin|>", "x", "\\xe2", "\\x82", "\\xac"], [0, 0, 1, 1, 1], "x€"),
+        (["y", "<|begin|>", "z"], [0, 1, 1], "yz"),
+    ]
+    text = "".join(engine.reply[:max_tokens])
+    assert len(answer.choices) == 2 * n
+    for index, choice in enumerate(answer.choices):
+        tokens, offsets, front = fronts[index // n]
+        found: Any = choice.logprobs
+        assert choice.text == front + text
+        assert found.tokens[: len(tokens)] == tokens
+        assert found.text_offset[: len(tokens)] == offsets
+        assert found.token_logprobs[0] is found.top_logprobs[0] is None
+        assert all(value < 0 for value in found.token_logprobs[1:])
+        assert len(found.tokens) == len(tokens) + len(text.encode())
+        begins = [len(front) + i for i, char in enumerate(text) for _ in char.encode()]
+        assert found.text_offset[len(tokens) :] == begins
+    with client.completions.create(**asked, stream=True) as stream:
+        chunks = [chunk.choices[0] for chunk in stream]
+    for choice in answer.choices:
+        own = [chunk for chunk in chunks if chunk.index == choice.index]
+        assert "".join(chunk.text for chunk in own) == choice.text
+        assert own[-1].finish_reason == choice.finish_reason
+        whole: Any = choice.logprobs
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            parts = [getattr(chunk.logprobs, name) for chunk in own if chunk.logprobs]
+            assert [value for part in parts for value in part] == getattr(whole, name)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_tokens_are_no_answer(
+    client: openai.OpenAI, engine: FakeEngine, http: httpx.Client, stream: bool
+) -> None:
+    body = {"prompt": "x€", "max_tokens": 0, "echo": True}
+    usage = http.post("/v1/completions", json=body).json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, 0)
+    for echo, want in ((True, "x€"), (False, "")):
+        if stream:
+            with client.completions.create(
+                model=MODEL, prompt="x€", max_tokens=0, echo=echo, stream=True
+            ) as chunks:
+                found = [chunk.choices[0] for chunk in chunks]
+        else:
+            found = client.completions.create(
+                model=MODEL, prompt="x€", max_tokens=0, echo=echo
+            ).choices
+        assert "".join(choice.text for choice in found) == want
+        assert found[-1].finish_reason == "length"
+    # All of the context, which leaves no room for an answer.
+    assert http.post("/v1/completions", json={**body, "prompt": [1] * 512}).status_code == 200
+    for changed in ({"prompt": [1] * 513}, {"prompt": [1] * 512, "max_tokens": 1}):
+        error = http.post("/v1/completions", json={**body, **changed}).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+    error = http.post("/v1/completions", json={**body, "min_tokens": 1}).json()["error"]
+    assert error["param"] == "min_tokens"
 
 
 def test_too_many_answers(http: httpx.Client) -> None:
@@ -201,6 +272,83 @@ def test_logprobs_wait_for_their_text_and_stop_strings_have_none() -> None:
     assert stream.feed(Delta("", (65,), None, (entry(65),))) == []
     # The stop string "AB" is complete: neither of its tokens shows.
     assert stream.feed(Delta("", (66,), "stop", (entry(66),))) == []
+
+
+def feed_all(parts: list[tuple[str, int]], end: str, begun: bytes = b"") -> list[tuple[int, int]]:
+    """Places and ids of what a stream releases for texts and the byte that came with each."""
+    stream, found = LogprobStream(FakeTokenizer(), begun), []
+    for number, (text, raw) in enumerate(parts):
+        reason: Any = end if number == len(parts) - 1 else None
+        found += stream.placed(Delta(text, (raw,), reason, (entry(raw),)))
+    return [(place, one.token_id) for place, one in found]
+
+
+def test_bytes_that_are_no_text_count_as_they_are_shown() -> None:
+    # U+FFFD is one character in three bytes of UTF-8; the stop string "AB" is cut off.
+    parts = [("\ufffd", 0xFF), ("\ufffd", 0x80), ("", 65), ("", 66)]
+    assert feed_all(parts, "stop") == [(0, 0xFF), (1, 0x80)]
+    # A character that begins and is not gone on with, by text, by another one, by a stray byte.
+    assert feed_all([("", 0xE4), ("\ufffdA", 65)], "length") == [(0, 0xE4), (1, 65)]
+    assert feed_all([("", 0xE4), ("\ufffd", 0xC3), ("é", 0xA9)], "length") == [
+        (0, 0xE4),
+        (1, 0xC3),
+        (1, 0xA9),
+    ]
+    assert feed_all([("", 0xF0), ("\ufffd\ufffd", 0xFF)], "length") == [(0, 0xF0), (1, 0xFF)]
+    assert feed_all([("", 0xE4), ("\ufffd", 65), ("", 66)], "stop") == [(0, 0xE4)]
+
+
+def test_half_a_character_at_the_end_has_its_entries() -> None:
+    assert feed_all([("A", 65), ("", 0xF0), ("", 0x9F)], "length") == [
+        (0, 65),
+        (1, 0xF0),
+        (1, 0x9F),
+    ]
+
+
+def test_a_character_that_the_prompt_has_begun() -> None:
+    assert feed_all([("", 0x82), ("€", 0xAC), ("A", 65)], "length", b"\xe2") == [
+        (0, 0x82),
+        (0, 0xAC),
+        (1, 65),
+    ]
+    assert feed_all([("\ufffdA", 65), ("B", 66)], "length", b"\xe2") == [(1, 65), (2, 66)]
+
+
+@given(st.lists(st.binary(min_size=1, max_size=3), max_size=8), st.data())
+def test_places_are_those_of_the_text(pieces: list[bytes], data: st.DataObject) -> None:
+    """A token that begins a character is where the text from it on begins, and so is its stop."""
+
+    class Pieces(FakeTokenizer):
+        def token_bytes(self, token: int) -> bytes:
+            return pieces[token]
+
+    whole = b"".join(pieces).decode(errors="replace")
+    stop = data.draw(st.sampled_from(whole)) if whole and data.draw(st.booleans()) else None
+    tokens = Detokenizer(pieces.__getitem__, stops=[stop] if stop else [])
+    stream, found, shown = LogprobStream(Pieces()), [], ""
+    for number in range(len(pieces)):
+        text = tokens.push(number)
+        end = tokens.stopped or number == len(pieces) - 1
+        if end and not tokens.stopped:
+            text += tokens.flush()
+        shown += text
+        delta = Delta(text, (number,), "stop" if end else None, (entry(number),))
+        found += stream.placed(delta)
+        if end:
+            break
+    assert [one.token_id for _, one in found] == list(range(len(found)))
+    limit = len(shown) if tokens.stopped else None
+    for place, one in found:
+        front = b"".join(pieces[: one.token_id])
+        # What the bytes before it say once it has come: a character it goes on with is not said.
+        before = utf_8_decode(front, "replace", False)[0]
+        assert len(before) <= place <= len(before) + 1
+        both = utf_8_decode(front + pieces[one.token_id][:1], "replace", False)[0]
+        assert place <= max(len(both), len(before))
+        assert limit is None or place < limit
+    if not tokens.stopped:
+        assert len(found) == len(pieces)
 
 
 def test_an_end_of_sequence_has_no_entry() -> None:

@@ -12,7 +12,8 @@ import openai
 import pytest
 
 import grout
-from tests.server.fakes import Live, wait_for
+from server.settings import Settings
+from tests.server.fakes import Live, live, wait_for
 from tests.server.scripts import asking
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
@@ -137,6 +138,36 @@ def test_what_cannot_be_enforced(
 ) -> None:
     body = {"messages": [USER], "max_tokens": 4, "stream": stream, **more}
     assert says in refused(scripted_http, CHAT, body, param, "invalid_value")
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "status", "code"),
+    [
+        (Settings(), CHAT, 405, "method_not_allowed"),
+        (Settings(), "/socket", 404, "not_found"),
+        (Settings(api_keys=("secret",)), CHAT, 401, "invalid_api_key"),
+        (Settings(api_keys=("secret",)), "/socket", 401, "invalid_api_key"),
+    ],
+)
+def test_no_connection_becomes_a_websocket(
+    settings: Settings, path: str, status: int, code: str
+) -> None:
+    """Keys and limits are asked of HTTP alone."""
+    with (
+        live(settings) as server,
+        httpx.Client(base_url=server.url, timeout=60, trust_env=False) as http,
+    ):
+        response = http.get(
+            path,
+            headers={
+                "Connection": "Upgrade",
+                "Upgrade": "websocket",
+                "Sec-WebSocket-Version": "13",
+                "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+            },
+        )
+        assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+        assert http.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])

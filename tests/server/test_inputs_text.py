@@ -1,5 +1,6 @@
 """Text of a real engine, token by token: characters, stop strings, log probabilities."""
 
+import itertools
 from typing import Any
 
 import httpx
@@ -78,14 +79,111 @@ def test_a_prompt_that_ends_inside_a_character(
     }
     with scripted_client.completions.create(**prompt, stream=True) as stream:
         pieces = [chunk.choices[0].text for chunk in stream]
-    text = "".join(pieces)
-    assert text == scripted_client.completions.create(**prompt).choices[0].text
-    # New text alone; and all of it but the character that the prompt has a part of.
-    first = next(piece for piece in pieces if piece)
-    assert not any(char in first for char in "repeat ")
-    whole = rest.decode(errors="ignore")
-    assert whole == "👩\u200d🚀 三次"
-    assert text.removesuffix(whole) in ("😀", "\ufffd" * 3)
+    assert "".join(pieces) == scripted_client.completions.create(**prompt).choices[0].text
+    # New text alone, from the character on that the prompt has a part of.
+    assert "".join(pieces) == "😀👩\u200d🚀 三次"
+    assert rest.decode(errors="ignore") == "👩\u200d🚀 三次"
+    assert next(piece for piece in pieces if piece)[0] == "😀"
+    assert "\ufffd" not in "".join(pieces)
+    echoed = scripted_client.completions.create(**prompt, echo=True, logprobs=0).choices[0]
+    assert echoed.text == EMOJI
+    found: Any = echoed.logprobs
+    assert found.tokens == [token.decode(errors="backslashreplace") for token in tokens]
+    assert found.text_offset == places(tokens)
+    with scripted_client.completions.create(**prompt, echo=True, stream=True) as stream:
+        assert "".join(chunk.choices[0].text for chunk in stream) == EMOJI
+    prompt["max_tokens"] = 0
+    assert scripted_client.completions.create(**prompt, echo=True).choices[0].text == "repeat "
+
+
+def places(tokens: list[bytes]) -> list[int]:
+    """For tokens of whole text: the character that each begins with, or goes on."""
+    starts = [sum(map(len, tokens[:i])) for i in range(len(tokens))]
+    ends = list(itertools.accumulate(len(c.encode()) for c in b"".join(tokens).decode()))
+    return [sum(end <= start for end in ends) for start in starts]
+
+
+def cuts(name: str) -> list[tuple[int, str]]:
+    """Token limits that cut a script inside a character, with the text up to there."""
+    tokens = [piece for piece in SCRIPTS[name] if isinstance(piece, bytes)]
+    fronts = [b"".join(tokens[:size]) for size in range(1, len(tokens))]
+    texts = [front.decode(errors="ignore") for front in fronts]
+    return [
+        (size, text)
+        for size, (front, text) in enumerate(zip(fronts, texts, strict=True), 1)
+        if len(text.encode()) < len(front)
+    ]
+
+
+@pytest.mark.parametrize(("size", "text"), cuts("emoji"))
+def test_a_reply_cut_inside_a_character_ends_before_it(
+    scripted_client: openai.OpenAI, size: int, text: str
+) -> None:
+    tokens = [piece for piece in SCRIPTS["emoji"] if isinstance(piece, bytes)][:size]
+    chat = asking("emoji", max_tokens=size, logprobs=True)
+    choice = scripted_client.chat.completions.create(**chat).choices[0]
+    chunks = chat_stream(scripted_client, "emoji", max_tokens=size, logprobs=True)
+    assert (choice.message.content, choice.finish_reason) == (text, "length")
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == text
+    # The bytes that are no text have their entries nevertheless.
+    for found in ([choice], chunks):
+        entries = [e for one in found if one.logprobs for e in one.logprobs.content or ()]
+        assert [bytes(entry.bytes or ()) for entry in entries] == tokens
+    plain: dict[str, Any] = {"model": "scripted", "prompt": marker("emoji"), "max_tokens": size}
+    whole = scripted_client.completions.create(**plain, logprobs=0).choices[0]
+    with scripted_client.completions.create(**plain, stream=True) as stream:
+        assert "".join(chunk.choices[0].text for chunk in stream) == whole.text == text
+    shown: Any = whole.logprobs
+    assert shown.tokens == [token.decode(errors="backslashreplace") for token in tokens]
+
+
+def test_a_prompts_own_log_probabilities(scripted_client: openai.OpenAI) -> None:
+    """A script as prompt: each of its tokens follows the one before for certain, or nearly."""
+    asked: dict[str, Any] = {
+        "model": "scripted",
+        "prompt": f"{marker('alphabet')}\nA",
+        "echo": True,
+        "logprobs": 3,
+    }
+    for limit in (0, 1, 4):
+        choice = scripted_client.completions.create(**asked, max_tokens=limit).choices[0]
+        found: Any = choice.logprobs
+        text = "".join(["BC", "D", "EFG", "HIJK"][:limit])
+        assert (choice.text, choice.finish_reason) == (asked["prompt"] + text, "length")
+        assert found.tokens == [marker("alphabet"), "\n", "A", *["BC", "D", "EFG", "HIJK"][:limit]]
+        assert found.text_offset == [0, 12, 13, 14, 16, 17, 20][: 3 + limit]
+        assert found.token_logprobs[0] is found.top_logprobs[0] is None
+        for token, value, top in list(
+            zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True)
+        )[1:]:
+            assert len(top) == 3
+            # A newline after the marker is nothing that the model would say.
+            assert (token in top) == (token != "\n")
+            assert value == top[token] == max(top.values()) if token in top else value < -1
+        with scripted_client.completions.create(**asked, max_tokens=limit, stream=True) as stream:
+            chunks: list[Any] = [chunk.choices[0] for chunk in stream]
+        assert "".join(chunk.text for chunk in chunks) == choice.text
+        assert chunks[0].text.startswith(asked["prompt"])
+        for name in ("tokens", "text_offset", "token_logprobs", "top_logprobs"):
+            parts = [getattr(chunk.logprobs, name) for chunk in chunks if chunk.logprobs]
+            assert [value for part in parts for value in part] == getattr(found, name)
+
+
+def test_invalid_bytes_before_a_stop_string_leak_no_entry(scripted_client: openai.OpenAI) -> None:
+    """In UTF-8 a U+FFFD takes more bytes than what it stands for."""
+    answer = scripted_client.completions.create(
+        model="scripted", prompt=marker("broken"), max_tokens=50, stop=[" \ufffd"], logprobs=0
+    ).choices[0]
+    found: Any = answer.logprobs
+    assert answer.text == "\ufffd ok \ufffd|\ufffd三"[: len(answer.text)] == "\ufffd ok"
+    assert found.tokens == ["\\xff", " ok \\xf0"]
+    longer = scripted_client.completions.create(
+        model="scripted", prompt=marker("broken"), max_tokens=50, stop=["三 \ufffd f"], logprobs=0
+    ).choices[0]
+    found = longer.logprobs
+    assert longer.text == "\ufffd ok \ufffd|\ufffd"
+    assert found.tokens == ["\\xff", " ok \\xf0", "\\x9f|\\xe4", "\\xb8\\xe4\\xb8"]
+    assert found.text_offset == [0, 1, 5, 7]
 
 
 @settings(max_examples=40)
@@ -189,7 +287,8 @@ def test_log_probabilities_of_a_plain_prompt(scripted_client: openai.OpenAI) -> 
     assert {len(top) for top in found.top_logprobs} == {5}
     assert all(token in top for token, top in zip(want, found.top_logprobs, strict=True))
     assert found.text_offset[:4] == [0, 2, 4, 6]
-    assert choice.text[found.text_offset[-1] :].startswith(("三", "次")) or want[-1][0] == "\\"
+    tokens = [token for token in SCRIPTS["emoji"] if isinstance(token, bytes)]
+    assert found.text_offset == places(tokens)
 
 
 @pytest.mark.parametrize(

@@ -85,17 +85,15 @@ def test_ending_inside_a_call_sends_what_was_generated(scripted_client: openai.O
     assert (message.content, reason) == (f"<tool_call>{CUT_CALL}", "stop")
 
 
-@pytest.mark.parametrize("size", [1, 2, 11, 40, 70])
+@pytest.mark.parametrize("size", [1, 2, 11, *range(38, 44), 70])
 def test_the_limit_inside_a_call_sends_what_was_generated(
     scripted_client: openai.OpenAI, size: int
 ) -> None:
     pieces = [p if isinstance(p, bytes) else p.encode() for p in SCRIPTS["call"][:size]]
     message, reason, _ = answers(scripted_client, "call", max_completion_tokens=size)
     assert message.tool_calls is None
-    # What is cut off inside a character may be marked as such, but never completed.
-    whole = b"".join(pieces).decode(errors="ignore")
-    assert message.content.startswith(whole)
-    assert message.content[len(whole) :] in ("", "\ufffd")
+    # Without the character that the limit is inside of, if any.
+    assert message.content == b"".join(pieces).decode(errors="ignore")
     assert reason == "length"
 
 
@@ -205,6 +203,35 @@ def test_a_forced_call_cut_off(scripted_client: openai.OpenAI, size: int) -> Non
     assert call.function.arguments.startswith("{")
     assert "}" not in call.function.arguments
     assert (message.content, reason) == (None, "length")
+
+
+def test_a_forced_call_cut_inside_a_character(scripted_client: openai.OpenAI) -> None:
+    """The arguments end before it; what the limit left of it has its log probabilities."""
+    inside = 0
+    for size in range(46, 54):
+        options = asking(
+            "call",
+            tools=[tool("get_weather", {"city": {"enum": ["東京"]}})],
+            temperature=0,
+            tool_choice={"type": "function", "function": {"name": "get_weather"}},
+            extra_body={"enable_thinking": False},
+            max_completion_tokens=size,
+        )
+        choice = scripted_client.chat.completions.create(**options, logprobs=True).choices[0]
+        assert choice.logprobs is not None
+        raw = b"".join(bytes(entry.bytes or ()) for entry in choice.logprobs.content or ())
+        text = raw.decode(errors="ignore")
+        inside += len(text.encode()) < len(raw)
+        arguments = "".join(
+            call.function.arguments  # type: ignore[union-attr]
+            for call in choice.message.tool_calls or ()
+        )
+        assert "\ufffd" not in arguments + (choice.message.content or "")
+        assert not arguments or text.endswith(arguments)
+        with scripted_client.chat.completions.create(**options, stream=True) as stream:
+            parts = [call for c in stream for call in c.choices[0].delta.tool_calls or ()]
+        assert "".join(call.function.arguments for call in parts) == arguments
+    assert inside > 1
 
 
 def test_round_trip(scripted_client: openai.OpenAI, scripted_http: httpx.Client) -> None:

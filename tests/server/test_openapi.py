@@ -105,7 +105,6 @@ KNOWN: dict[str, Any] = {
 # Of two that exclude or need each other, which is kept.
 OF_ROUTE: dict[str, dict[str, Any]] = {
     "ChatRequest": {"top_logprobs": None, "logprobs": {"type": "boolean"}},
-    "CompletionRequest": {"echo": None},
     "TokenizeRequest": {"prompt": None, "add_special_tokens": None},
     "ResponsesRequest": {"input": {"type": "string"}},
 }

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import grout
 from grout.readback import Readback
 from grout.sequence import Sequence
+from scripts.bench_serving import DEVICE_SECONDS
 from tests.server.fakes import Live, wait_for
 from tests.server.tiny import open_tiny
 
@@ -134,3 +136,14 @@ def test_what_the_engine_does_for_the_api(http: httpx.Client) -> None:
     assert len({choice["message"]["content"] for choice in several}) == 1
     picked = http.post("/v1/completions", json={"prompt": "Hi", "guided_choice": ["yes", "no"]})
     assert picked.json()["choices"][0]["text"] in ("yes", "no")
+
+
+def test_the_time_of_steps_is_counted(real: Live[grout.Engine], http: httpx.Client) -> None:
+    def busy() -> float:
+        found = DEVICE_SECONDS.search(http.get("/metrics").text)
+        assert found is not None
+        return float(found[1])
+
+    before, start = busy(), time.monotonic()
+    http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 8}).raise_for_status()
+    assert 0 < busy() - before < time.monotonic() - start
