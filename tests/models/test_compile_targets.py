@@ -31,6 +31,11 @@ def serve(
     batch.set([Slot(row=0, token=0, position=0)])
     for length in prompts:
         model.prefill(cache, batch, [PromptChunk(np.zeros(length, np.int32), 0)])
+    model.score(model.new_batch(cache, 16), 0, [1, 2, 3])
+    several = model.new_batch(cache, 8)
+    several.set([Slot(row=0, token=0, position=0), *[Slot(row=-1, token=0, position=0)] * 7])
+    for length in (5, 200):
+        model.prefill(cache, several, [PromptChunk(np.zeros(length, np.int32), 0)])
     return device
 
 
