@@ -56,7 +56,7 @@ MALFORMED = (
     Malformed("lone surrogate", lambda good: _prompt("\ud800", good)),
     Malformed("other model", _with(model="no/such-model")),
     Malformed("temperature", _with(temperature=-1)),
-    Malformed("max_tokens 0", _with(max_tokens=0)),
+    Malformed("max_tokens -1", _with(max_tokens=-1)),
     Malformed("max_tokens text", _with(max_tokens="many")),
     Malformed("max_tokens too many", _with(max_tokens=10**9)),
     Malformed("stop", _with(stop=[1, 2])),
