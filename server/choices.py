@@ -6,7 +6,7 @@ from typing import Any
 
 from grout.request import Delta, TokenLogprob
 from grout.streams import parts
-from server.generation import Generations
+from server.generation import Generation, Generations
 from server.logprobs import LogprobStream
 from server.pieces import CallPiece, Piece, joined
 from server.protocol import ServingTokenizer
@@ -36,11 +36,16 @@ class ChatAnswer:
         self._one_call = not tools.parallel
         self._logprobs = logprobs
         self.reasoning_tokens = 0
+        self.plain = False
+        """All text from now on is content as it stands."""
         self.complete = False
         """The one call that was asked for is there: nothing more is wanted."""
 
-    def feed(self, delta: Delta) -> tuple[list[Piece | CallPiece], list[TokenLogprob]]:
+    def feed(self, delta: Delta) -> tuple[Sequence[Piece | CallPiece], list[TokenLogprob]]:
         """Return what the delta settles, everything on the last one."""
+        logprobs = [] if self._logprobs is None else self._logprobs.feed(delta)
+        if self.plain:
+            return [Piece("content", delta.text)] if delta.text else [], logprobs
         before = self._splitter.thinking
         split = self._splitter.feed(delta.text)
         if before or self._splitter.thinking:
@@ -53,7 +58,7 @@ class ChatAnswer:
         if self._one_call and self._parser is not None and self._parser.calls:
             pieces = self._up_to_one_call(pieces)
             self.complete = not self._parser.streaming
-        logprobs = [] if self._logprobs is None else self._logprobs.feed(delta)
+        self.plain = self._parser is None and self._splitter.settled
         return pieces, logprobs
 
     def finish_reason(self, of_engine: str | None) -> str | None:
@@ -98,24 +103,34 @@ class ChatChoices:
     async def __aiter__(self) -> AsyncGenerator[Step, None]:
         async for index, delta in self.generations:
             answer, generation = self.answers[index], self.generations.each[index]
-            # One by one: tokens are counted by where they stand.
-            first, *rest = parts(delta)
-            generation.count(first)
-            pieces, logprobs = answer.feed(first)
-            for part in rest:
-                if answer.complete:
-                    break
-                generation.count(part)
-                more, entries = answer.feed(part)
-                pieces += more
-                logprobs += entries
-            if answer.complete and generation.finish_reason is None:
-                await self.generations.end(index)
+            if answer.plain:
+                generation.count(delta)
+                pieces, logprobs = answer.feed(delta)
+            else:
+                pieces, logprobs = self._one_by_one(answer, generation, delta)
+                if answer.complete and generation.finish_reason is None:
+                    await self.generations.end(index)
             reason: str | None = generation.finish_reason
             if reason is not None:
                 reason = answer.finish_reason(reason)
             if pieces or logprobs or reason:
-                yield Step(index, joined(pieces), logprobs, reason)
+                yield Step(index, pieces, logprobs, reason)
+
+    @staticmethod
+    def _one_by_one(
+        answer: ChatAnswer, generation: Generation, delta: Delta
+    ) -> tuple[Sequence[Piece | CallPiece], list[TokenLogprob]]:
+        """Feed each part of a delta: where tokens stand says how they count, and where to end."""
+        pieces: list[Piece | CallPiece] = []
+        logprobs: list[TokenLogprob] = []
+        for part in parts(delta):
+            generation.count(part)
+            more, entries = answer.feed(part)
+            pieces += more
+            logprobs += entries
+            if answer.complete:
+                break
+        return joined(pieces), logprobs
 
     def usage(self) -> dict[str, Any]:
         """Return OpenAI's token counts, reasoning apart."""

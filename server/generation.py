@@ -1,7 +1,7 @@
 """Requests running in the engine: what they have produced, and their end whatever way they end."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -46,31 +46,34 @@ class Generation:
         except Exception as error:
             raise from_engine(error, prompt.param, params.grammar) from error
         self._timer = None if metrics is None else metrics.begin(len(prompt.token_ids))
+        self._taken = self._take()
         self._first: Delta | None = None
-        self._complete = False
 
     async def start(self) -> None:
         """Wait for the first delta, so that a refusal still finds the status line unsent."""
-        self._first = await self.take()
+        self._first = await anext(self._taken)
 
-    async def take(self) -> Delta | None:
-        """The next delta, a `MergedDelta` where several have come; None after the last one."""
+    async def take(self) -> AsyncIterator[Delta]:
+        """Yield the deltas, a `MergedDelta` where several have come."""
         if self._first is not None:
             first, self._first = self._first, None
-            return first
-        if self._complete:
-            return None
+            yield first
+        async for delta in self._taken:
+            yield delta
+
+    async def _take(self) -> AsyncGenerator[Delta]:
         try:
-            delta = await anext(self._deltas)
-        except StopAsyncIteration:
-            error = ServerError("the engine's iterator ended without a finish reason")
-            raise self._failed(error) from None
+            async for delta in self._deltas:
+                if self._timer is not None:
+                    self._timer.tokens(len(delta.token_ids))
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+            raise ServerError("the engine's iterator ended without a finish reason")
         except Exception as error:
-            raise self._failed(error) from error
-        self._complete = delta.finish_reason is not None
-        if self._timer is not None:
-            self._timer.tokens(len(delta.token_ids))
-        return delta
+            shown = from_engine(error, self.prompt.param, self._grammar)
+            self.error = shown.code
+            raise shown from error
 
     def count(self, delta: Delta) -> None:
         """Take a delta into the figures of the answer."""
@@ -79,23 +82,19 @@ class Generation:
         self.finish_reason = delta.finish_reason
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
-        while (delta := await self.take()) is not None:
+        async for delta in self.take():
             self.count(delta)
             yield delta
 
     async def aclose(self) -> None:
         """End the request, aborting it where it still runs."""
+        await self._taken.aclose()
         close = getattr(self._deltas, "aclose", None)
         if close is not None:
             await close()
         if self._timer is not None:
             self._timer.finished(self.finish_reason or "abort")
             self._timer = None
-
-    def _failed(self, error: Exception) -> ApiError:
-        shown = from_engine(error, self.prompt.param, self._grammar)
-        self.error = shown.code
-        return shown
 
 
 class Generations:
@@ -137,8 +136,10 @@ class Generations:
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
         if len(self.each) == 1:
-            while not self._ended and (delta := await self.each[0].take()) is not None:
+            async for delta in self.each[0].take():
                 yield 0, delta
+                if self._ended:
+                    return
             return
         self._run_all()
         while self._arrived or self._done < len(self.each):
@@ -177,7 +178,7 @@ class Generations:
 
     async def _pump(self, index: int, generation: Generation) -> None:
         try:
-            while (delta := await generation.take()) is not None:
+            async for delta in generation.take():
                 self._arrived.setdefault(index, []).append(delta)
                 self._news.set()
         except ApiError as error:

@@ -30,10 +30,13 @@ class ReasoningSplitter:
         """Whether the text so far ends inside the reasoning."""
         return self._state == "thinking" or (self._state == "start" and self._opened)
 
+    @property
+    def settled(self) -> bool:
+        """Whether all text from now on is content as it stands."""
+        return self._state == "content" and not self._at_edge
+
     def feed(self, text: str) -> list[Piece]:
         """Return the pieces that `text` settles; the rest is held back."""
-        if self._state == "content" and not self._at_edge:
-            return [Piece("content", text)] if text else []
         self._held += text
         pieces: list[Piece] = []
         if self._state == "start":

@@ -114,7 +114,9 @@ def test_nothing_is_left_of_requests(real: Live[grout.Engine], name: str) -> Non
     # Lengths have kernels of their own: in all, a few hundred objects each.
     counted(WARM_UP if name != "lengths" else 2 * 150)
     grown: Counter[str] = Counter()
-    for _ in range(3):
+    # A connection that is closing, or a timer that has been cancelled, goes a little later: what is
+    # left of every request is there in each round.
+    for _ in range(10):
         before = counted(REQUESTS)
         grown = counted(REQUESTS) - before
         if grown.total() < REQUESTS:
