@@ -33,13 +33,22 @@ async function failure(response) {
   }
 }
 
+let loads = 0;
+
 async function loadModels() {
-  const response = await fetch("v1/models", { headers: headers() });
-  if (!response.ok) throw new Error(await failure(response));
-  const models = (await response.json()).data;
-  $("model").replaceChildren(...models.map((model) => new Option(model.id, model.id)));
-  $("keyrow").hidden = true;
-  say("");
+  const mine = ++loads;
+  try {
+    const response = await fetch("v1/models", { headers: headers() });
+    // What an earlier key was answered must not undo what a later one was.
+    if (mine !== loads) return;
+    if (!response.ok) throw new Error(await failure(response));
+    const models = (await response.json()).data;
+    $("model").replaceChildren(...models.map((model) => new Option(model.id, model.id)));
+    $("keyrow").hidden = true;
+    say("");
+  } catch (error) {
+    if (mine === loads) say(error.message, true);
+  }
 }
 
 async function* events(response) {
@@ -169,6 +178,6 @@ $("clear").addEventListener("click", () => {
 $("usekey").addEventListener("click", () => {
   key = $("key").value;
   sessionStorage.setItem("key", key);
-  loadModels().catch((error) => say(error.message, true));
+  loadModels();
 });
-loadModels().catch((error) => say(error.message, true));
+loadModels();

@@ -261,6 +261,7 @@ def test_a_key_is_asked_for(browser: Browser) -> None:
         tab.until("document.querySelector('#keyrow').checkVisibility()")
         assert "API key" in tab.text("#status")
         tab.type("#key", "wrong")
+        tab.run("document.querySelector('#status').className = ''")
         tab.click("#usekey")
         tab.until(
             "document.querySelectorAll('#model option').length === 0 && "
