@@ -94,7 +94,8 @@ def test_specialisations_are_forgotten_too(monkeypatch: pytest.MonkeyPatch) -> N
 
     def alive() -> int:
         gc.collect()
-        functions = [found for found in gc.get_objects() if isinstance(found, Function)]
+        # isinstance would ask lazy modules for attributes, some of which warn.
+        functions = [found for found in gc.get_objects() if type(found) is Function]
         return sum(function.name == "k" for function in functions)
 
     for value in range(20):
