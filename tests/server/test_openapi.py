@@ -181,8 +181,7 @@ def test_what_the_document_allows(small: Live[grout.Engine], path: str, method: 
 def test_what_a_client_would_send(small: Live[grout.Engine], path: str, method: str) -> None:
     statuses = fuzz(small, known(), path, method, GenerationMode.POSITIVE, 25)
     # Not all: `1.0` is an integer to JSON Schema.
-    # What is drawn differs from run to run, and so does how much of it can be answered.
-    assert statuses[200] >= statuses.total() / 5, statuses
+    assert statuses[200] >= statuses.total() / 2, statuses
 
 
 @pytest.mark.slow
