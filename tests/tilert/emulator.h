@@ -135,16 +135,6 @@ DEV u32 pack(f16 a, f16 b) { return (u32)a.x | ((u32)b.x << 16); }
 
 DEV float op_minimum(float a, float b) { return a != a || b != b ? NAN : std::fmin(a, b); }
 DEV float op_maximum(float a, float b) { return a != a || b != b ? NAN : std::fmax(a, b); }
-template <class T> DEV T op_minimum(T a, T b) { return a < b ? a : b; }
-template <class T> DEV T op_maximum(T a, T b) { return a > b ? a : b; }
-template <class T> DEV T op_floordiv(T a, T b) {
-  T q = a / b; return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q; }
-template <class T> DEV T op_mod(T a, T b) {
-  T r = a % b; return (r != 0 && ((r < 0) != (b < 0))) ? r + b : r; }
-DEV u32 op_floordiv(u32 a, u32 b) { return a / b; }
-DEV u32 op_mod(u32 a, u32 b) { return a % b; }
-DEV u8 op_floordiv(u8 a, u8 b) { return a / b; }
-DEV u8 op_mod(u8 a, u8 b) { return a % b; }
 template <class T> struct cut { DEV T from(float v) {
   const double low = (T)-1 < 0 ? -std::ldexp(1.0, 8 * sizeof(T) - 1) : 0;
   const double high = std::ldexp(1.0, 8 * sizeof(T) - ((T)-1 < 0));

@@ -20,7 +20,7 @@ from typing import Any
 from tilert import ir
 from tilert.codegen import generate
 from tilert.codegen.helpers import HELPERS
-from tilert.codegen.prelude import PRELUDE
+from tilert.codegen.prelude import PORTABLE, PRELUDE
 from tilert.cpu_device import CpuDevice, host_view
 
 __all__ = ["EmulatedDevice", "compiler"]
@@ -78,6 +78,7 @@ def host_text(text: str, function: ir.Function, threads: int) -> str:
     return "\n".join(
         [
             f'#include "{HEADER.name}"',
+            PORTABLE,
             body,
             "namespace kept {",
             kept,

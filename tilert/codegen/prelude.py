@@ -3,9 +3,22 @@
 PTX instructions are those of the PTX ISA: cvt, max.NaN, cp.async, ldmatrix, mma.sync.
 """
 
-__all__ = ["PRELUDE"]
+__all__ = ["PORTABLE", "PRELUDE"]
 
-PRELUDE = r"""
+PORTABLE = r"""template <class T> DEV T op_minimum(T a, T b) { return a < b ? a : b; }
+template <class T> DEV T op_maximum(T a, T b) { return a > b ? a : b; }
+template <class T> DEV T op_floordiv(T a, T b) {
+  T q = a / b; return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q; }
+template <class T> DEV T op_mod(T a, T b) {
+  T r = a % b; return (r != 0 && ((r < 0) != (b < 0))) ? r + b : r; }
+DEV u32 op_floordiv(u32 a, u32 b) { return a / b; }
+DEV u32 op_mod(u32 a, u32 b) { return a % b; }
+DEV u8 op_floordiv(u8 a, u8 b) { return a / b; }
+DEV u8 op_mod(u8 a, u8 b) { return a % b; }"""
+"""The part that is plain C++, for any compiler."""
+
+PRELUDE = (
+    r"""
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
@@ -33,16 +46,9 @@ DEV float op_minimum(float a, float b) {
   float r; asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
 DEV float op_maximum(float a, float b) {
   float r; asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
-template <class T> DEV T op_minimum(T a, T b) { return a < b ? a : b; }
-template <class T> DEV T op_maximum(T a, T b) { return a > b ? a : b; }
-template <class T> DEV T op_floordiv(T a, T b) {
-  T q = a / b; return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q; }
-template <class T> DEV T op_mod(T a, T b) {
-  T r = a % b; return (r != 0 && ((r < 0) != (b < 0))) ? r + b : r; }
-DEV u32 op_floordiv(u32 a, u32 b) { return a / b; }
-DEV u32 op_mod(u32 a, u32 b) { return a % b; }
-DEV u8 op_floordiv(u8 a, u8 b) { return a / b; }
-DEV u8 op_mod(u8 a, u8 b) { return a % b; }
+"""
+    + PORTABLE
+    + r"""
 template <class T> DEV T shuffle_xor(T v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
 
 // Read-only data: "stream" is read once (weights) and should not displace what L1 holds.
@@ -78,3 +84,4 @@ DEV void mma_step(float* c, const u32* a, u32 b0, u32 b1, f16) {
     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1)); }
 """
+)
