@@ -90,9 +90,10 @@ class Tab:
             self.call(f"{domain}.enable")
 
     def go(self, url: str) -> None:
-        """Load a page."""
+        """Load a page, anew if it is the one that is shown."""
+        self.run("window.earlier = true")
         self.call("Page.navigate", url=url)
-        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+        self.until("window.earlier === undefined && document.readyState === 'complete'")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Run a command of the protocol and return its result."""
