@@ -119,7 +119,7 @@ def test_an_answer_streams(page: Tab, engine: FakeEngine, monkeypatch: pytest.Mo
 
 
 def test_stop(page: Tab, engine: FakeEngine) -> None:
-    engine.endless, engine.delay, engine.max_model_len = True, 0.02, 10**9
+    engine.endless, engine.delay, engine.max_model_len = True, 0.1, 10**9
     send(page, "Go on")
     page.until("document.querySelector('.assistant .text')?.textContent.length > 20")
     assert engine.running == 1
@@ -168,7 +168,7 @@ def test_a_conversation_sends_what_was_said(page: Tab, engine: FakeEngine) -> No
 
 
 def test_a_new_chat_stops_the_answer(page: Tab, engine: FakeEngine) -> None:
-    engine.endless, engine.delay, engine.max_model_len = True, 0.02, 10**9
+    engine.endless, engine.delay, engine.max_model_len = True, 0.1, 10**9
     send(page, "Go on")
     page.until("document.querySelector('.assistant .text') !== null")
     page.click("#clear")
@@ -206,7 +206,7 @@ def test_refusals_and_failures_are_shown(page: Tab, engine: FakeEngine) -> None:
 
 def test_a_server_that_goes_away(browser: Browser) -> None:
     with (
-        live(endless=True, delay=0.02, max_model_len=10**9) as server,
+        live(endless=True, delay=0.1, max_model_len=10**9) as server,
         browser.open(f"{server.url}/") as tab,
     ):
         ready(tab)
