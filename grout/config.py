@@ -15,6 +15,10 @@ PREFILL_CHUNK = {"cpu": 256, "cuda": 1024}
 """Default tokens a prefill chunk: short enough that running requests keep moving on the cpu, long
 enough on a GPU that a chunk is bound by arithmetic rather than by reading the weights."""
 
+STEP_TIMEOUT = {"cpu": 600.0, "cuda": 60.0}
+"""Default seconds after which a step counts as hung: far longer than one with kernels to compile
+takes, and than a chunk of a large model takes on the cpu."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -35,6 +39,8 @@ class EngineConfig:
     kv_cache_memory: bytes of the KV cache, instead of what gpu_memory_utilization leaves for it.
     max_queue: most requests waiting beyond the `max_num_seqs` that run, or None for any number.
     request_timeout: seconds from its arrival within which a request must be finished, or None.
+    step_timeout: seconds after which a step counts as hung, so that nothing more is taken until it
+    ends; None is `STEP_TIMEOUT` of the device.
     """
 
     model: str | None = None
@@ -52,6 +58,7 @@ class EngineConfig:
     kv_cache_memory: int | None = None
     max_queue: int | None = None
     request_timeout: float | None = None
+    step_timeout: float | None = None
 
     def __post_init__(self) -> None:
         kind, _, index = self.device.partition(":")
@@ -100,13 +107,14 @@ class EngineConfig:
             self.max_queue,
             "a number of requests, 0 or more",
         )
-        _require(
-            self.request_timeout is None
-            or (isinstance(self.request_timeout, int | float) and self.request_timeout > 0),
-            "request_timeout",
-            self.request_timeout,
-            "a number of seconds above 0",
-        )
+        for field in ("request_timeout", "step_timeout"):
+            seconds = getattr(self, field)
+            _require(
+                seconds is None or (isinstance(seconds, int | float) and seconds > 0),
+                field,
+                seconds,
+                "a number of seconds above 0",
+            )
 
     def resolve(self, device_kind: str) -> "EngineConfig":
         """A copy with every "auto" that depends only on the device ("cpu" or "cuda") settled."""
@@ -115,6 +123,7 @@ class EngineConfig:
             self,
             dtype=dtype if self.dtype == "auto" else self.dtype,
             prefill_chunk=self.chunk(device_kind),
+            step_timeout=self.step_timeout or STEP_TIMEOUT[device_kind],
         )
 
     def chunk(self, device_kind: str) -> int:
@@ -131,4 +140,11 @@ def _require(ok: bool, field: str, value: object, wanted: str) -> None:
         raise ConfigError(f"{field} must be {wanted}, not {value!r}")
 
 
-__all__ = ["CPU_MAX_MODEL_LEN", "DTYPES", "PREFILL_CHUNK", "EngineConfig", "LoadFormat"]
+__all__ = [
+    "CPU_MAX_MODEL_LEN",
+    "DTYPES",
+    "PREFILL_CHUNK",
+    "STEP_TIMEOUT",
+    "EngineConfig",
+    "LoadFormat",
+]

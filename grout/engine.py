@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import math
 import operator
 import random
 import threading
@@ -23,11 +24,13 @@ from grout.errors import (
     ConfigError,
     EngineClosed,
     EngineDead,
+    EngineHung,
     GroutError,
     InvalidPrompt,
     InvalidSamplingParams,
     PromptTooLong,
     QueueFull,
+    RequestTimeout,
 )
 from grout.grammar import Grammar
 from grout.loop import StepLoop
@@ -41,6 +44,9 @@ from models.chat_template import ChatTemplate
 from models.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+_LATE_SECONDS = 5.0
+"""After a request's time is up: longest wait for the engine's thread to say so."""
 
 
 class Engine:
@@ -85,6 +91,8 @@ class Engine:
         self._loop = StepLoop(scheduler, runner, config.request_timeout)
         self._ids = count(1)
         self._random = random.Random(config.seed)
+        # When the step under way began.
+        self._began = math.inf
         self._wake = threading.Condition()
         # Guarded by _wake.
         self._added: list[Sequence] = []
@@ -92,6 +100,7 @@ class Engine:
         self._closed = False
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._deserted = False
 
     def start(self) -> Self:
         """Run steps on a thread from now on."""
@@ -163,6 +172,7 @@ class Engine:
         if self._thread not in (None, threading.current_thread()):
             raise RuntimeError("the engine runs its steps on its own thread since it was started")
         self._take_requests()
+        self._began = time.monotonic()
         try:
             self._loop.step()
         except Exception as failure:
@@ -171,6 +181,8 @@ class Engine:
                 self._failure = failure
             self._take_requests()
             self._loop.abandon(self._death)
+        finally:
+            self._began = math.inf
         self._deliver()
         return self._loop.busy
 
@@ -208,6 +220,14 @@ class Engine:
         return not self._closed and self._failure is None
 
     @property
+    def hung(self) -> bool:
+        """Whether the step under way takes longer than any should (`step_timeout`).
+
+        Requests that come meanwhile are refused; if it does end after all, they are taken again.
+        """
+        return self._hung_seconds() is not None
+
+    @property
     def runner(self) -> Runner:
         """What steps run on; for benchmarks and tests, while no request is under way."""
         return self._loop.runner
@@ -239,21 +259,25 @@ class Engine:
             **asdict(counters),
         }
 
-    def close(self) -> None:
-        """Stop after the step under way; requests not finished end with `EngineClosed`."""
+    def close(self, timeout: float | None = None) -> bool:
+        """Stop after the step under way; requests not finished end with `EngineClosed`.
+
+        Returns whether that step ended and the device is idle, for which it waits up to `timeout`
+        seconds the first time. If not, requests have ended all the same, but the engine's memory
+        is the device's until the process ends.
+        """
         with self._wake:
             first, self._closed = not self._closed, True
             self._wake.notify_all()
-        if self._thread is not None:
-            self._thread.join()
-        if first:
-            self._take_requests()
-            self._loop.abandon(self._closing)
-            self._deliver()
-            if self._failure is None:
-                self._loop.runner.close()
-            # `create_engine` has frozen what may be garbage from now on.
-            gc.unfreeze()
+        if self._thread is None:
+            if first:
+                self._finish()
+            return True
+        self._thread.join(0 if self._deserted else timeout)
+        if self._thread.is_alive():
+            self._desert()
+            return False
+        return True
 
     async def aclose(self) -> None:
         """`close`, without blocking the asyncio loop."""
@@ -273,8 +297,13 @@ class Engine:
     async def _generate(
         self, prompt: NDArray[np.int32], params: SamplingParams
     ) -> AsyncGenerator[Delta]:
-        stream = AsyncStream(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        stream, timeout = AsyncStream(loop), self.config.request_timeout
         sequence = self._submit(prompt, params, stream)
+        late = None
+        if timeout is not None:
+            # The engine's own thread comes first, unless a step keeps it.
+            late = loop.call_later(timeout + _LATE_SECONDS, stream.put, RequestTimeout(timeout))
         try:
             while True:
                 delta = await stream.get()
@@ -282,11 +311,39 @@ class Engine:
                 if delta.finish_reason is not None:
                     return
         finally:
+            if late is not None:
+                late.cancel()
             self.abort(sequence)
 
     def _run(self) -> None:
-        while self._wait_for_work():
-            self.step()
+        try:
+            while self._wait_for_work():
+                self.step()
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        """End every request; wait for the device."""
+        self._take_requests()
+        self._loop.abandon(self._closing)
+        self._deliver()
+        if self._failure is None:
+            try:
+                self._loop.runner.close()
+            except Exception:
+                logger.exception("the device failed while it was closed")
+        # `create_engine` has frozen what may be garbage from now on.
+        gc.unfreeze()
+
+    def _desert(self) -> None:
+        """End every request from outside while a step keeps the engine's thread.
+
+        Only their sinks are told: the rest is that thread's, which may come back.
+        """
+        self._deserted = True
+        with self._wake:
+            left = [*self._added, *self._loop.scheduler.sequences]
+        deliver((sequence, self._closing()) for sequence in left)
 
     def _wait_for_work(self) -> bool:
         """False once the engine is closed."""
@@ -354,6 +411,13 @@ class Engine:
             raise self._death()
         if self._closed:
             raise self._closing()
+        if (seconds := self._hung_seconds()) is not None:
+            raise EngineHung(seconds)
+
+    def _hung_seconds(self) -> float | None:
+        """How long the step under way has taken, if too long."""
+        seconds, limit = time.monotonic() - self._began, self.config.step_timeout
+        return None if limit is None or seconds <= limit else seconds
 
     def _require_room(self) -> None:
         limit = self.config.max_queue

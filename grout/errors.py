@@ -106,3 +106,14 @@ class StepFailed(GroutError):
 
 class EngineDead(GroutError):
     """The engine hit a failure it cannot recover from; `__cause__` is that failure."""
+
+
+class EngineHung(GroutError):
+    """The step under way has run for `seconds`, longer than `EngineConfig.step_timeout`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"the step under way has not ended for {seconds:.0f} s (step_timeout); if it does not "
+            "end, restart the server"
+        )
+        self.seconds = seconds

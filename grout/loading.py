@@ -27,6 +27,7 @@ from models.config import ModelConfig
 from models.presets import PRESETS
 from models.safetensors_loader import read_config
 from models.source import open_checkpoint, resolve
+from models.tiling import tiling
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from models.weights import Checkpoint
@@ -117,7 +118,7 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Eng
     )
     report("warming up")
     runner.warm_up(
-        _warm_up_lengths(device.kind, min(chunk, plan.max_model_len - 1)),
+        _warm_up_lengths(device.kind, chunk),
         _warm_up_sizes(device.kind, config.max_num_seqs),
         () if device.kind == "cpu" else RECORDED,
     )
@@ -212,13 +213,14 @@ def _tenths(report: Progress) -> Callable[[int, int], None]:
     return progress
 
 
-def _warm_up_lengths(kind: str, longest: int) -> tuple[int, ...]:
-    """Prompt lengths that between them use the kernels of short and of long chunks.
+def _warm_up_lengths(kind: str, chunk: int) -> tuple[int, ...]:
+    """Tokens of prefills that between them use every recording, and the kernels of long ones.
 
-    On the cpu only a short one: kernels there do not depend on the length, and time does.
+    On the cpu only a short one: there is nothing to record, and time depends on the length.
+    chunk: most tokens of a prefill.
     """
-    lengths = (8,) if kind == "cpu" else (16, 128, longest)
-    return tuple(sorted({min(length, longest) for length in lengths}))
+    lengths = (8,) if kind == "cpu" else (*tiling(kind).prompts, chunk)
+    return tuple(sorted({min(length, chunk) for length in lengths}))
 
 
 def _warm_up_sizes(kind: str, max_num_seqs: int) -> tuple[int, ...]:

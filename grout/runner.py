@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 import numpy as np
 
@@ -21,7 +20,11 @@ from models.prompt import PromptChunk
 from models.slot import PADDING, PLAIN, Features, Slot
 from models.transformer import Transformer
 
-RECORDED = (Features(edits=True), Features(logprobs=True))
+RECORDED = (
+    Features(edits=True),
+    Features(logprobs=True),
+    Features(edits=True, logprobs=True),
+)
 """What requests ask of the sampling, beside plain, that is worth recording before they do.
 
 Penalties, biases, grammars and `min_tokens` are edits."""
@@ -95,8 +98,8 @@ class Runner:
         follows grammars while the device runs.
         """
         self._reader.begin()
-        for sequence in grown:
-            self._map(sequence)
+        if grown:
+            self._extend(grown)
         seats = self._seats
         lane = self._lane(bucket(len(sequences)))
         changes = seats.arrange(sequences, lane.batch.size)
@@ -157,22 +160,21 @@ class Runner:
     ) -> None:
         """Compile and record what requests need: prefills, and decodes of some batch sizes.
 
-        features: what sampling is recorded for, beside plain. Before any request: uses the cache's
-        first pages, which must hold each of the prompts.
+        prompt_lengths: tokens of a prefill, of one prompt and of several; those that never come
+        together count as the most that do. features: what sampling is recorded for, beside plain.
+        Before any request: uses the cache's first rows and pages.
         """
         parts = tuple(dict.fromkeys((PLAIN, *features)))
-        for length in prompt_lengths:
-            self.cache.set_pages(0, range(-(-length // self.cache.page_size)))
-            chunk = PromptChunk(np.zeros(length, np.int32), 0)
-            for batch, part in product((self._prompt, self._prompts), parts):
-                slot = replace(PADDING, row=0, masked=part.edits, logprobs=part.logprobs)
-                batch.set([slot] + [PADDING] * (batch.size - 1))
-                self.transformer.prefill(self.cache, batch, [chunk])
-            self._prompt_reader.read((), (), (), False).wait()
-            self.cache.clear(0)
+        # The longest first: the others are recorded in its memory.
+        lengths = sorted(prompt_lengths, reverse=True)
+        for batch in (self._prompt, self._prompts)[: self._max_num_seqs]:
+            for counts in dict.fromkeys(self._spread(length, batch.size) for length in lengths):
+                self._warm_prefill(batch, counts, PLAIN)
+            for part in parts[1:] if lengths else ():
+                self._warm_prefill(batch, self._spread(lengths[-1], 1), part)
         for size in batch_sizes:
             lane = self._lane(size)
-            lane.batch.set([PADDING] * size)
+            lane.change(dict.fromkeys(range(size), PADDING), self._prompts.ids)
             self._run(lane, None)
             for part in parts:
                 self._run(lane, part)
@@ -194,6 +196,31 @@ class Runner:
             lane.close()
         self._lanes.clear()
 
+    def _spread(self, tokens: int, slots: int) -> tuple[int, ...]:
+        """Up to so many tokens of new prompts, as few as there are rows and pages for them."""
+        cache, counts, pages = self.cache, list[int](), self.cache.num_pages
+        while tokens and pages and len(counts) < min(slots, self._max_num_seqs):
+            counts.append(min(tokens, cache.max_len, pages * cache.page_size))
+            tokens -= counts[-1]
+            pages -= -(-counts[-1] // cache.page_size)
+        return tuple(counts)
+
+    def _warm_prefill(self, batch: Batch, counts: Ordered[int], features: Features) -> None:
+        """Run prompts of so many tokens."""
+        cache, page = self.cache, 0
+        for row, count in enumerate(counts):
+            pages = -(-count // cache.page_size)
+            cache.set_pages(row, range(page, page + pages))
+            page += pages
+        slot = replace(PADDING, masked=features.edits, logprobs=features.logprobs)
+        slots = [replace(slot, row=row) for row in range(len(counts))]
+        batch.set(slots + [PADDING] * (batch.size - len(counts)))
+        chunks = [PromptChunk(np.zeros(count, np.int32), 0) for count in counts]
+        self.transformer.prefill(cache, batch, chunks)
+        self._prompt_reader.read((), (), (), False).wait()
+        for row in range(len(counts)):
+            cache.clear(row)
+
     def _make_batches(self) -> None:
         self._seats = Seats()
         self._largest = self.transformer.new_batch(self.cache, bucket(self._max_num_seqs))
@@ -214,6 +241,15 @@ class Runner:
         self._map(sequence)
         if sequence.params.penalises:
             self.cache.history.set(sequence.row, sequence.prompt.tolist(), sequence.produced)
+
+    def _extend(self, grown: Ordered[Sequence]) -> None:
+        """Give rows the pages that their sequences have got since."""
+        further: dict[int, Ordered[int]] = {}
+        for sequence in grown:
+            count, frozen = self._mapped[sequence.row]
+            further[sequence.row] = sequence.pages[count:]
+            self._mapped[sequence.row] = len(sequence.pages), frozen
+        self.cache.extend(further)
 
     def _map(self, sequence: Sequence) -> None:
         """Bring the row's table up to date.

@@ -1,6 +1,6 @@
 """Keys and values of past tokens, in pages that rows of a batch own or share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -72,6 +72,15 @@ class KVCache:
             IndexError, ValueError: if row or page does not exist, or there are too many.
         """
         self.table.set_pages(row, pages, shared)
+
+    def extend(self, further: Mapping[int, Sequence[int]]) -> None:
+        """Give rows further pages, which they may write, behind those they have.
+
+        Raises:
+            tilert.OwnershipError: if any other row has a page, or it is given twice.
+            IndexError, ValueError: as `set_pages`.
+        """
+        self.table.extend(further)
 
     def clear(self, row: int) -> None:
         """Take all pages from a row."""

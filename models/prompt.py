@@ -47,8 +47,9 @@ class Prompt:
 
     def __init__(self, size: int, slots: int, device: Device) -> None:
         self.size = size
-        self._tokens = tilert.zeros((3, size), i32, device)
-        self.ids, self.positions, self.slots = (self._tokens[at] for at in range(3))
+        # Each begins at 16 bytes, or kernels would be others for sizes where it does not.
+        self._tokens = tilert.zeros((3, -(-size // 4) * 4), i32, device)
+        self.ids, self.positions, self.slots = (self._tokens[at, :size] for at in range(3))
         self._bounds = tilert.zeros((3, slots + 1), i32, device)
         self.begins: Array = self._bounds[0]
         self.starts: Array = self._bounds[1, :slots]

@@ -82,6 +82,9 @@ class Tiling(Protocol):
     share_elements: int
     """Most elements of the partial sums of a product in shares."""
 
+    prompts: tuple[int, ...]
+    """Sizes of recorded prefills, rising."""
+
     def tokens(self, count: int) -> int:
         """Tokens a program of kernels that work token by token."""
 
@@ -115,6 +118,7 @@ class CpuTiling:
 
     fill = 1 << 16
     share_elements = 0
+    prompts: tuple[int, ...] = ()
     key_width = 256
     """Most keys of a step of prefill attention: more scores leave the second-level cache."""
 
@@ -162,7 +166,7 @@ class CudaTiling:
     gemv_tokens = 2
     """Up to this many tokens a projection is a matrix-vector product bound by reading weights."""
 
-    prompts = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+    prompts: tuple[int, ...] = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
     """Sizes of recorded prefills: at most a third of one is padding."""
 
     multiprocessors = 132

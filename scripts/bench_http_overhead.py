@@ -101,6 +101,7 @@ class MadeUpEngine:
     config: MadeUpConfig = field(default_factory=MadeUpConfig)
     model_id: str = MODEL
     alive: bool = True
+    hung: bool = False
     max_model_len: int = 1 << 20
     vocab_size: int = 256
     eos_token_ids: tuple[int, ...] = ()
@@ -121,8 +122,9 @@ class MadeUpEngine:
         """Counts as of now."""
         return {"running": len(self._running), "waiting": 0, "pages_free": 1, "pages_total": 1}
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> bool:
         """Nothing to close: the thread ends with the process."""
+        return True
 
     async def _generate(self, tokens: int) -> AsyncGenerator[Delta]:
         request = _Request(AsyncStream(asyncio.get_running_loop()), tokens)

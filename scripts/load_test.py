@@ -14,18 +14,18 @@ import argparse
 import asyncio
 import json
 import os
-import random
-import re
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from scripts import load_plot
 from scripts.bench_serving import PROGRESS_SECONDS, first_model, say
 from scripts.load_crowd import Crowd, Tally
+from scripts.load_fill import Fill
 from scripts.load_heap import Heap, traced
+from scripts.load_state import TOUCHED, Probe, State, metrics_probe
 from scripts.load_trend import Sample, trend
 from scripts.serving_client import Client, ClientError, Endpoint
 from scripts.serving_process import StartError, private_bytes, started
@@ -33,48 +33,6 @@ from scripts.serving_prompts import ROUTES
 
 SETTLE_SECONDS = 15.0
 """How long after its last request a server may take to be idle again."""
-
-FILL_TOKENS = 512
-"""Most tokens of a prompt that fills the KV cache."""
-
-PAGE = 64
-"""Such prompts are multiples of this, and so of most sizes of page: pages are used as a whole."""
-
-LADDER = (256, 1.06)
-"""The longest of the prompts whose lengths are tried before, and from one to the next."""
-
-FILLING = 4
-"""Such prompts at once."""
-
-TOUCHED = "kv_touched"
-
-GAUGES = {
-    name: re.compile(rf"^\w+:{metric}(?:\{{.*\}})? (\S+)$", re.MULTILINE)
-    for name, metric in (
-        ("running", "num_requests_running"),
-        ("waiting", "num_requests_waiting"),
-        ("free_rows", "num_free_rows"),
-        ("kv_used", "(?:kv|gpu)_cache_usage_perc"),
-        (TOUCHED, "kv_cache_touched_perc"),
-    )
-}
-
-State = dict[str, float]
-Probe = Callable[[], Awaitable[State | None]]
-
-
-def metrics_probe(client: Client) -> Probe:
-    """The server's state as its /metrics tells it; None where it has none."""
-
-    async def probe() -> State | None:
-        response = await client.request("GET", "/metrics")
-        if response.status != 200:
-            return None
-        text = response.body.decode()
-        found = {name: gauge.search(text) for name, gauge in GAUGES.items()}
-        return {name: float(match[1]) for name, match in found.items() if match} or None
-
-    return probe
 
 
 class Watch:
@@ -142,7 +100,7 @@ async def run(
     routes = await usable_routes(client, model)
     question = {"model": model, "prompt": "One, two, three,", "max_tokens": 12, "temperature": 0}
     first = (await client.request("POST", ROUTES["completions"], question)).json()["choices"]
-    await fill(client, model, probe, fill_seconds, seed)
+    await (await Fill.begin(client, model, routes, fill_seconds, seed)).run(probe)
     crowd = Crowd(client, model, routes, max_new, seed)
     tally = crowd.tally
     before = await settle_first(probe)
@@ -175,7 +133,7 @@ async def run(
         "unequal_answers": sum(len(texts) > 1 for texts in tally.replies.values()),
         "same_after": first == last,
         "state": state,
-        **growth([sample for sample in watch.samples if warm_up <= sample.seconds <= until]),
+        **growth(watch.samples, warm_up, warm_up + seconds),
         "heap_grown": grown,
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
@@ -186,38 +144,6 @@ async def _begin_later(heap: Heap | None, warm_up: float) -> None:
     if heap is not None:
         await asyncio.sleep(warm_up)
         await asyncio.to_thread(heap.begin)
-
-
-async def fill(client: Client, model: str, probe: Probe, seconds: float, seed: int) -> None:
-    """Have the server take the memory that it takes once: `seconds` at most.
-
-    A prompt of each size, since a server may compile for it and keep that; then as many as it takes
-    until every page of the KV cache has been used, if the server tells: on the cpu a page takes
-    memory when it is first used.
-    """
-    listed = (await client.request("GET", "/v1/models")).json()["data"][0]
-    room = min(FILL_TOKENS, int(listed.get("max_model_len") or FILL_TOKENS) - 1)
-    length = max(room // PAGE * PAGE, 1)
-    until = time.monotonic() + seconds
-    rng = random.Random(seed)
-    said = time.monotonic()
-
-    async def one(length: int) -> None:
-        body = {"model": model, "prompt": rng.choices(range(256), k=length), "max_tokens": 1}
-        await client.request("POST", ROUTES["completions"], body)
-
-    size, (longest, ratio) = 1, LADDER
-    while size <= min(longest, room) and time.monotonic() < until:
-        await one(size)
-        size = max(size + 1, int(size * ratio))
-    while time.monotonic() < until:
-        touched = (await probe() or {}).get(TOUCHED, 1.0)
-        if touched >= 1:
-            return
-        if time.monotonic() - said >= PROGRESS_SECONDS:
-            said = time.monotonic()
-            say(f"filling the KV cache: {touched:.0%}")
-        await asyncio.gather(*(one(length) for _ in range(FILLING)))
 
 
 async def settle(probe: Probe, before: State | None, seconds: float) -> dict[str, Any]:
@@ -254,12 +180,14 @@ async def usable_routes(client: Client, model: str) -> tuple[str, ...]:
     return tuple(ROUTES) if response.status == 200 else ("completions",)
 
 
-def growth(samples: Sequence[Sample]) -> dict[str, Any]:
-    """What a run after its warm-up shows of memory; None for what was not watched, or too briefly.
+def growth(samples: Sequence[Sample], begin: float, end: float) -> dict[str, Any]:
+    """What a run shows of memory from one second of it to another: after its warm-up, and before
+    its clients leave one by one. None for what was not watched, or too briefly.
 
     "memory" and "heap": KB a request, of the process and of its Python objects. "filling": how
     much of the KV cache was used for the first time, which is in "memory".
     """
+    samples = [s for s in samples if begin <= s.seconds <= end]
     sizes = [s.memory for s in samples if s.memory is not None]
     memory = trend([(s.requests, s.memory) for s in samples if s.memory is not None])
     heap = trend([(s.requests, s.heap) for s in samples if s.heap is not None])
@@ -326,7 +254,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         type=float,
         default=600.0,
         metavar="SECONDS",
-        help="time for every length of prompt and page of the KV cache to be met, before that",
+        help="time for what takes memory once (sizes of steps, pages of the KV cache), before that",
     )
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--max-new", type=int, default=32, help="most tokens of an answer")

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from server.exceptions import CommandError, ServerError
 from server.generation import Generation
 from server.messages import flatten_messages
+from server.opening import close_engine
 from server.pieces import Piece
 from server.prompts import chat_prompt, token_budget
 from server.protocol import ClosableEngine
@@ -61,7 +62,7 @@ class LocalAnswering:
 
     def close(self) -> None:
         self._runner.close()
-        self._engine.close()
+        close_engine(self._engine)
 
     async def _answer(self, messages: list[dict[str, Any]], show: Show) -> int:
         request = parse_request(ChatRequest, {"messages": messages, **self._settings})

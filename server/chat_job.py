@@ -24,11 +24,12 @@ async def begin_chat(
     messages: Sequence[dict[str, Any]],
     param: str = "messages",
     format_param: str = "response_format",
+    tool_param: str = "tools[{}].function",
 ) -> ChatChoices:
     """Return the answers in the making; raises ApiError for what is refused.
 
-    messages: flat ones, which `request.messages` need not hold. param, format_param: what the
-    client calls them and the answer's format.
+    messages: flat ones, which `request.messages` need not hold. param, format_param, tool_param:
+    what the client calls them, the answer's format, and what says of a tool by its number.
     """
     engine = served.engine
     tools = tool_use(request.tools, request.tool_choice, request.parallel_tool_calls)
@@ -38,7 +39,7 @@ async def begin_chat(
     shape = await asyncio.to_thread(structure, request, format_param)
     prompt = await chat_prompt(engine, list(messages), tools.for_template(), variables, param=param)
     budget = token_budget(prompt, request.token_limit, engine.max_model_len)
-    grammar = await _grammar(served, shape, tools, prompt)
+    grammar = await _grammar(served, shape, tools, prompt, tool_param)
     params = sampling_params(request, engine, budget, grammar)
     wanted = [(prompt, of_choice(params, i)) for i in range(request.n or 1)]
     return ChatChoices(
@@ -50,11 +51,11 @@ async def begin_chat(
 
 
 async def _grammar(
-    served: Served, shape: Structure | None, tools: ToolUse, prompt: Prompt
+    served: Served, shape: Structure | None, tools: ToolUse, prompt: Prompt, tool_param: str
 ) -> Grammar | None:
-    if shape is None and tools.mode != "required":
+    if shape is None and not tools.guided:
         return None
     # In a thread: compiling a large schema takes a while.
     return await asyncio.to_thread(
-        constraint, shape, tools, prompt.thinking, served.engine.tokenizer
+        constraint, shape, tools, prompt.thinking, served.engine.tokenizer, tool_param
     )

@@ -32,7 +32,7 @@ class ChatAnswer:
 
     def __init__(self, *, opened: bool, tools: ToolUse, logprobs: LogprobStream | None) -> None:
         self._splitter = ReasoningSplitter(opened=opened)
-        self._parser = None if tools.mode == "none" else ToolParser(forced=tools.mode == "required")
+        self._parser = None if tools.mode == "none" else ToolParser(guided=tools.guided)
         self._one_call = not tools.parallel
         self._logprobs = logprobs
         self.reasoning_tokens = 0

@@ -190,6 +190,7 @@ ENGINE_OPTIONS = (
     "prefix_caching",
     "request_timeout",
     "seed",
+    "step_timeout",
 )
 """Fields of `EngineConfig` that are options of the command; absent ones keep its defaults."""
 
@@ -238,6 +239,10 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--seed", type=int, help="makes sampling without a seed of its own repeatable"
     )
+    group.add_argument(
+        "--step-timeout", type=_seconds, metavar="SECONDS",
+        help="time after which a step of the engine counts as hung (60 on a GPU, 600 on the CPU)",
+    )  # fmt: skip
 
 
 def _port(text: str) -> int:

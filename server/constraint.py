@@ -1,4 +1,4 @@
-"""The grammar of an answer: what a request asked for, after any reasoning, or forced tool calls."""
+"""The grammar of an answer: what a request asked for, after any reasoning, and tool calls."""
 
 import json
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from server.protocol import ServingTokenizer
 from server.schemas.tools import Tool
 from server.structured import Structure
 from server.tool_choice import ToolUse
+from server.tool_parser import CLOSE, OPEN
 
 __all__ = ["Thinking", "constraint"]
 
@@ -18,21 +19,34 @@ Thinking = Literal["open", "possible", "off"]
 
 
 def constraint(
-    structure: Structure | None, tools: ToolUse, thinking: Thinking, tokenizer: ServingTokenizer
+    structure: Structure | None,
+    tools: ToolUse,
+    thinking: Thinking,
+    tokenizer: ServingTokenizer,
+    tool_param: str = "tools[{}].function",
 ) -> Grammar | None:
-    """Return what the engine is to enforce; raises ApiError 400 naming the place."""
+    """Return what the engine is to enforce; raises ApiError 400 naming the place.
+
+    tool_param: what the client knows a tool's name and parameters as, by its number.
+    """
     tags = _Tags(tokenizer)
+    head = _reasoning(thinking, tags)
     if tools.mode == "required":
-        return _checked(_reasoning(thinking, tags) + "body: calls\n" + _calls(tools, tags), tools)
+        calls = _Calls(tools, tags, tool_param)
+        return calls.checked(head + "body: calls\n" + calls.alone())
     if structure is None:
-        return None
+        if not tools.guided:
+            return None
+        calls = _Calls(tools, tags, tool_param, strict_only=True)
+        return calls.checked(head + calls.within_text(thinking))
     if tools.mode == "auto":
-        rules = f"body: answer | calls\nanswer: {_body(structure)}\n" + _calls(tools, tags)
-        return _checked(_reasoning(thinking, tags) + rules, tools, structure.param)
+        calls = _Calls(tools, tags, tool_param)
+        rules = f"body: answer | calls\nanswer: {_body(structure)}\n" + calls.alone()
+        return calls.checked(head + rules, structure.param)
     if thinking == "off":
         return structure.grammar
     try:
-        rules = _reasoning(thinking, tags) + f"body: {_body(structure)}\n"
+        rules = f"{head}body: {_body(structure)}\n"
         return Grammar.lark(rules).named(structure.param)
     except GrammarError as error:
         raise invalid(
@@ -93,38 +107,77 @@ def _regex(pattern: str) -> str:
     return f"/{out}/"
 
 
-def _calls(tools: ToolUse, tags: _Tags) -> str:
-    """The rules of one or more calls; `server.tool_parser` counts on exactly this form."""
-    rules = ['calls: call ("\\n" call)*\n' if tools.parallel else "calls: call\n"]
-    rules.append(f'call: {tags("<tool_call>")} "\\n{{" function "}}\\n" {tags("</tool_call>")}\n')
-    names = " | ".join(f"function{i}" for i in range(len(tools.callable)))
-    rules.append(f"function: {names}\n")
-    for i, tool in enumerate(tools.callable):
-        head = f'"name": {json.dumps(tool.function.name)}, "arguments": '
-        rules.append(f"function{i}: {json.dumps(head)} arguments{i}\n")
-        rules.append(f"arguments{i}: %json {_schema(_parameters(tool))}\n")
-    return "".join(rules)
+class _Calls:
+    """The rules of tool calls; `server.tool_parser` counts on exactly this form.
+
+    strict_only: only tools with `strict` have arguments as their parameters say.
+    """
+
+    def __init__(
+        self, tools: ToolUse, tags: _Tags, param: str, *, strict_only: bool = False
+    ) -> None:
+        self._tools = tools
+        self._tags = tags
+        self._param = param
+        self._schemas = [
+            {"type": "object"} if strict_only and not tool.function.strict else _parameters(tool)
+            for tool in tools.callable
+        ]
+
+    def alone(self) -> str:
+        """`calls`: one or more, and nothing else."""
+        call = f"{self._tags(OPEN)} call"
+        more = f' ("\\n" {call})*' if self._tools.parallel else ""
+        return f"calls: {call}{more}\n{self._call(self._tags(CLOSE))}"
+
+    def within_text(self, thinking: Thinking) -> str:
+        """`body`: any text, in which whatever begins like a call is one.
+
+        Tags count as text here, since the model may also write them in pieces.
+        """
+        body = "(opened call)* text" if self._tools.parallel else "opened call | text"
+        unless = ""
+        if thinking == "possible" and self._tags("<think>").startswith('"'):
+            # A text that begins the reasoning would be free text, too.
+            unless = " & ~/<think>(.|\\n)*/"
+        return (
+            f"body: {body}\n"
+            "opened[lazy]: OPENED\n"
+            f"OPENED: /(.|\\n)*{OPEN}/{unless}\n"
+            "text: TEXT\n"
+            f"TEXT: /(.|\\n)*/ & ~/(.|\\n)*{OPEN}(.|\\n)*/{unless}\n"
+            + self._call(json.dumps(CLOSE))
+        )
+
+    def _call(self, close: str) -> str:
+        """`call`: what follows the opening tag, up to `close`."""
+        names = " | ".join(f"function{i}" for i in range(len(self._schemas)))
+        rules = [f'call: "\\n{{" function "}}\\n" {close}\n', f"function: {names}\n"]
+        for i, (tool, schema) in enumerate(zip(self._tools.callable, self._schemas, strict=True)):
+            head = f'"name": {json.dumps(tool.function.name)}, "arguments": '
+            rules.append(f"function{i}: {json.dumps(head)} arguments{i}\n")
+            rules.append(f"arguments{i}: %json {_schema(schema)}\n")
+        return "".join(rules)
+
+    def checked(self, lark: str, name: str = "tools") -> Grammar:
+        """The grammar, or the 400 that names the tool whose parameters are no usable schema.
+
+        name: the parameter that asks for more than the form of calls.
+        """
+        try:
+            return Grammar.lark(lark).named(name)
+        except GrammarError:
+            pass
+        for tool, schema in zip(self._tools.callable, self._schemas, strict=True):
+            try:
+                Grammar.json_schema(schema)
+            except GrammarError as error:
+                where = f"{self._param.format(self._tools.shown.index(tool))}.parameters"
+                raise invalid(where, f"Invalid '{where}': {error}.") from None
+        raise invalid("tools", "These 'tools' cannot be made into a grammar.")
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
     given = tool.function.parameters
     # Arguments are an object whatever the schema leaves open.
     return {"type": "object"} if not given else {"type": "object", **given}
-
-
-def _checked(lark: str, tools: ToolUse, name: str = "tools") -> Grammar:
-    """The grammar, or the 400 that names the tool whose parameters are no usable schema.
-
-    name: the parameter that asks for more than the form of calls.
-    """
-    try:
-        return Grammar.lark(lark).named(name)
-    except GrammarError:
-        pass
-    for tool in tools.callable:
-        try:
-            Grammar.json_schema(_parameters(tool))
-        except GrammarError as error:
-            where = f"tools[{tools.shown.index(tool)}].function.parameters"
-            raise invalid(where, f"Invalid '{where}': {error}.") from None
-    raise invalid("tools", "These 'tools' cannot be made into a grammar.")

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from grout.errors import (
     EngineClosed,
     EngineDead,
+    EngineHung,
     GrammarError,
     InvalidPrompt,
     InvalidSamplingParams,
@@ -133,6 +134,13 @@ def from_engine(error: Exception, param: str, grammar: Grammar | None = None) ->
         )
     if isinstance(error, EngineClosed):
         return stopping()
+    if isinstance(error, EngineHung):
+        return ApiError(
+            503,
+            "A step of the engine does not end. Try again later, or elsewhere.",
+            code="engine_down",
+            kind=SERVER_ERROR,
+        )
     logger.error("generation failed", exc_info=error)
     if isinstance(error, EngineDead):
         return ApiError(

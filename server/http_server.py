@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import signal
 import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -13,6 +15,7 @@ import uvicorn
 from server.app import create_app
 from server.console import say
 from server.head_limit import with_head_limit
+from server.opening import CLOSE_SECONDS
 from server.protocol import ClosableEngine
 from server.settings import Settings
 from server.stopping import Stopping
@@ -22,13 +25,20 @@ __all__ = ["HttpServer"]
 FLUSH_SECONDS = 5.0
 """Longest wait for clients to take the end of their answers."""
 
+REPEAT_SECONDS = 1.0
+"""A SIGTERM that soon after the first is the same one: launchers pass on what the whole group has
+had already."""
+
+AT_ONCE_SECONDS = 0.5
+"""Longest wait for the step under way where the end cannot wait."""
+
 _POLL_SECONDS = 0.05
 
 
 class HttpServer(uvicorn.Server):
     """Serves an engine until it is told to stop, by a signal or `should_exit`.
 
-    drain_seconds: for what runs then. After that, or on another Ctrl-C, the engine is closed, which
+    drain_seconds: for what runs then. After that, or on another signal, the engine is closed, which
     ends streams with an error of their own form, and other requests are answered with 503. started:
     is called once requests are taken.
     """
@@ -48,6 +58,7 @@ class HttpServer(uvicorn.Server):
         self._on_started = started
         self._head_seconds = settings.receive_seconds
         self._idle: dict[Any, tuple[object, float]] = {}
+        self._told = 0.0
         config = uvicorn.Config(
             create_app(engine, settings, self._stopping),
             log_config=None,
@@ -69,6 +80,14 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._on_started()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        now, again = time.monotonic(), self.should_exit
+        super().handle_exit(sig, frame)
+        if not again:
+            self._told = now
+        elif sig != signal.SIGTERM or now - self._told > REPEAT_SECONDS:
+            self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:  # of ten in a second
@@ -106,8 +125,10 @@ class HttpServer(uvicorn.Server):
             say(f"ending {len(state.tasks)} requests that still run")
             self._stopping.end()
             # A thread of its own: those of the loop may be busy with long prompts.
+            patience = AT_ONCE_SECONDS if self.force_exit else CLOSE_SECONDS
             with ThreadPoolExecutor(1) as thread:
-                await asyncio.get_running_loop().run_in_executor(thread, self._engine.close)
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(thread, self._engine.close, patience)
         for connection in list(state.connections):
             connection.shutdown()
         await _until(lambda: not state.tasks and not state.connections, FLUSH_SECONDS)

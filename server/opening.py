@@ -1,7 +1,10 @@
-"""Opening an engine for a command, with its progress on the terminal."""
+"""Opening an engine for a command, with its progress on the terminal, and closing it."""
 
 import argparse
+import contextlib
 import dataclasses
+import os
+import sys
 import time
 from typing import Any
 
@@ -10,7 +13,13 @@ from server.cli import ENGINE_OPTIONS
 from server.console import say
 from server.protocol import ClosableEngine
 
-__all__ = ["engine_options", "open_engine"]
+__all__ = ["CLOSE_SECONDS", "close_engine", "engine_options", "open_engine"]
+
+CLOSE_SECONDS = 3.0
+"""Longest wait for the step under way of an engine that is closed."""
+
+HUNG = 1
+"""Exit code of a process that has left a step behind."""
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -29,3 +38,17 @@ def open_engine(options: argparse.Namespace, **defaults: Any) -> ClosableEngine:
     seconds = time.monotonic() - started
     say(f"loaded {engine.model_id} in {seconds:.1f} s")
     return engine
+
+
+def close_engine(engine: ClosableEngine) -> None:
+    """Close it; ends the process where a step does not end.
+
+    The interpreter's own end would wait for the device, too, to free what it holds.
+    """
+    if engine.close(CLOSE_SECONDS):
+        return
+    say("the engine's step under way does not end; leaving without it")
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(HUNG)

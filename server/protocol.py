@@ -77,6 +77,9 @@ class ServingEngine(Protocol):
     @property
     def alive(self) -> bool: ...
 
+    @property
+    def hung(self) -> bool: ...
+
     def stats(self) -> Mapping[str, Any]: ...
 
     def generate(
@@ -85,6 +88,6 @@ class ServingEngine(Protocol):
 
 
 class ClosableEngine(ServingEngine, Protocol):
-    """An engine whose owner closes it."""
+    """An engine whose owner closes it; False if a step under way has not ended in `timeout` s."""
 
-    def close(self) -> None: ...
+    def close(self, timeout: float | None = None) -> bool: ...

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from server.console import say
 from server.exceptions import CommandError
 from server.http_server import HttpServer
-from server.opening import open_engine
+from server.opening import close_engine, open_engine
 from server.origin import check_origin
 from server.protocol import ServingEngine
 from server.served import served_name
@@ -46,7 +46,7 @@ def serve(options: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             say("stopped", sys.stdout)
         finally:
-            engine.close()
+            close_engine(engine)
     return 0
 
 

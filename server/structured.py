@@ -1,4 +1,4 @@
-"""What an answer must match: `response_format`, `structured_outputs`, `guided_*`."""
+"""What an answer must match: `response_format`, `structured_outputs`, `guided_*`, `grammar`."""
 
 import json
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from grout.errors import GrammarError
+from grout.gbnf import is_gbnf, to_lark
 from grout.grammar import Grammar
 from server.errors import ApiError, invalid
 from server.schemas.generation import GenerationRequest
@@ -19,7 +20,7 @@ Kind = Literal["json", "regex", "choice", "grammar"]
 class Structure:
     """A well-formed constraint, and the parameter it came from.
 
-    value: a JSON schema as a dict or bool, a pattern, a list of texts, or a Lark grammar.
+    value: a JSON schema as a dict or bool, a pattern, a list of texts, or a grammar, in Lark.
     """
 
     kind: Kind
@@ -96,13 +97,14 @@ def _from_structured(value: dict[str, Any] | None) -> list[Found]:
 
 
 def _from_guided(request: GenerationRequest) -> list[Found]:
-    given: list[tuple[Kind, Any]] = [
-        ("json", request.guided_json),
-        ("regex", request.guided_regex),
-        ("choice", request.guided_choice),
-        ("grammar", request.guided_grammar),
+    given: list[Found] = [
+        ("json", request.guided_json, "guided_json"),
+        ("regex", request.guided_regex, "guided_regex"),
+        ("choice", request.guided_choice, "guided_choice"),
+        ("grammar", request.guided_grammar, "guided_grammar"),
+        ("grammar", request.grammar, "grammar"),
     ]
-    return [(kind, value, f"guided_{kind}") for kind, value in given if value is not None]
+    return [found for found in given if found[1] is not None]
 
 
 def _made(kind: Kind, value: Any, param: str) -> Structure:
@@ -121,6 +123,8 @@ def _made(kind: Kind, value: Any, param: str) -> Structure:
         "grammar": Grammar.lark,
     }
     try:
+        if kind == "grammar" and isinstance(value, str) and is_gbnf(value):
+            value = to_lark(value)
         return Structure(kind, value, param, makers[kind](value).named(param))
     except GrammarError as error:
         raise invalid(param, f"Invalid '{param}': {error}.") from None

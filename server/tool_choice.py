@@ -16,14 +16,21 @@ Mode = Literal["none", "auto", "required"]
 class ToolUse:
     """Tools of one request.
 
-    shown: what the prompt describes. callable: what a forced call may name. mode: "none" neither
-    shows nor looks for calls; "required" forces at least one. parallel: several calls are fine.
+    shown: what the prompt describes. callable: what a call that a grammar guides may name. mode:
+    "none" neither shows nor looks for calls; "required" forces at least one. parallel: several
+    calls are fine.
     """
 
     shown: tuple[Tool, ...] = ()
     callable: tuple[Tool, ...] = ()
     mode: Mode = "none"
     parallel: bool = True
+
+    @property
+    def guided(self) -> bool:
+        """Whether a grammar gives calls their form: also where none need be made, for `strict`."""
+        strict = any(tool.function.strict for tool in self.callable)
+        return self.mode == "required" or (self.mode == "auto" and strict)
 
     def for_template(self) -> list[dict[str, Any]] | None:
         """The tools as a chat template takes them."""

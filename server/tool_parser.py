@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 from server.pieces import CallPiece, Piece
 
-__all__ = ["ToolParser", "parse_call"]
+__all__ = ["CLOSE", "OPEN", "ToolParser", "parse_call"]
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 
 _SPACE = " \t\r\n"
-# What a forced call begins with (see `server.constraint`), and so what may be streamed at once.
-_FORCED = re.compile(r'\s*\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (?=\{)')
+# What a guided call begins with (see `server.constraint`), and so what may be streamed at once.
+_GUIDED = re.compile(r'\s*\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (?=\{)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class ParsedCall:
 class ToolParser:
     """Takes content piece by piece and returns content and calls.
 
-    forced: a grammar guarantees the form of calls, so that their arguments are passed on before
+    guided: a grammar guarantees the form of calls, so that their arguments are passed on before
     the call is complete. Space around calls is markup and dropped.
     """
 
-    def __init__(self, *, forced: bool = False) -> None:
-        self._forced = forced
+    def __init__(self, *, guided: bool = False) -> None:
+        self._guided = guided
         self._held = ""
         self._before = ""  # space in front of the tag
         self._inside = False
@@ -95,7 +95,7 @@ class ToolParser:
         return True
 
     def _take_call(self, pieces: list[Piece | CallPiece]) -> bool:
-        if self._forced and (match := _FORCED.match(self._held)):
+        if self._guided and (match := _GUIDED.match(self._held)):
             self._held = self._held[match.end() :]
             self._inside, self._streaming = False, _Scanner()
             pieces.append(self._begin(json.loads(match[1]), ""))

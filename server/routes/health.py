@@ -15,9 +15,11 @@ def routes(served: Served) -> APIRouter:
 
     @router.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
-        if served.engine.alive:
-            return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": "the engine has stopped; restart the server"}, 503)
+        if not served.engine.alive:
+            return JSONResponse({"status": "the engine has stopped; restart the server"}, 503)
+        if served.engine.hung:
+            return JSONResponse({"status": "a step of the engine does not end"}, 503)
+        return JSONResponse({"status": "ok"})
 
     @router.get("/version")
     async def get_version() -> dict[str, str]:

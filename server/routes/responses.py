@@ -42,7 +42,7 @@ def routes(served: Served) -> APIRouter:
         name = served.check_name(body.model)
         chat = _chat_request(body)
         messages = _renamed(body)
-        choices = await begin_chat(served, chat, messages, "input", "text.format")
+        choices = await begin_chat(served, chat, messages, "input", "text.format", "tools[{}]")
         note(request, choices.generations, stream=bool(body.stream))
         wire = _Wire(served, name, body, chat)
         if body.stream:

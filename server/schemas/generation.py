@@ -79,6 +79,7 @@ class GenerationRequest(Strict):
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     guided_grammar: str | None = None
+    grammar: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

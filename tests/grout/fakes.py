@@ -158,6 +158,8 @@ class FakeCache:
         self.max_len = max_len
         self.owner: dict[int, int] = {}
         self.readers: dict[int, set[int]] = {}
+        # What rows have been given, and what of it has reached the device.
+        self.given: dict[int, tuple[list[int], int]] = {}
         self.tables: dict[int, tuple[list[int], int]] = {}
         self.tokens = np.full((num_pages, PAGE_SIZE), -1, np.int64)
         self.scrubbed: list[int] = []
@@ -178,8 +180,16 @@ class FakeCache:
             rows.discard(row)
         for page in pages[:shared]:
             self.readers.setdefault(page, set()).add(row)
-        table = list(pages), shared
+        table = self.given[row] = list(pages), shared
         self._device.enqueue(lambda: self.tables.__setitem__(row, table))
+
+    def extend(self, further: Mapping[int, Sequence[int]]) -> None:
+        given = [page for pages in further.values() for page in pages]
+        if len(set(given)) < len(given) or self.in_use & set(given):
+            raise ValueError(f"pages {given} are in use, or given twice")
+        for row, pages in further.items():
+            held, shared = self.given[row]
+            self.set_pages(row, [*held, *pages], shared)
 
     def clear(self, row: int) -> None:
         self.set_pages(row, [])

@@ -1,7 +1,9 @@
 """Steps that run ahead of reading: who sits where, and what failures leave of it."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +18,7 @@ from grout.streams import BlockingStream
 from models.slot import KEPT, PADDING, PLAIN, Slot
 from tests.grout.fakes import BAD_SEED, expected, make_engine, model_of
 from tests.grout.test_scheduler import sequence as new_sequence
-from tests.grout.test_schedules import TEXTS, at_rest
+from tests.grout.test_schedules import TEXTS, at_rest, machines, run_out
 
 pytestmark = pytest.mark.usefixtures("fake_device")
 
@@ -125,6 +127,26 @@ def test_nobody_is_waited_for_when_requests_join_and_leave() -> None:
     at_rest(engine)
 
 
+def test_what_grows_in_a_step_is_sent_together() -> None:
+    engine = make_engine(max_num_seqs=4, pages=40, prefill_chunk=64)
+    cache = model_of(engine).cache
+    grown: list[list[int]] = []
+    extend = cache.extend
+
+    def counted(further: Mapping[int, Any]) -> None:
+        grown.append(sorted(further))
+        extend(further)
+
+    vars(cache)["extend"] = counted
+    streams = [BlockingStream() for _ in range(4)]
+    for at, stream in enumerate(streams):
+        engine.add([at + 1] * 3, GREEDY, stream)
+    run_out(engine.step)
+    # Prompts of 3 tokens and 19 more that are run, in pages of 4.
+    assert grown == [[0, 1, 2, 3]] * 5
+    at_rest(engine)
+
+
 def test_a_prompt_in_flight_is_waited_for_by_those_that_begin_alike() -> None:
     engine = make_engine(prefill_chunk=64)
     streams = [BlockingStream(), BlockingStream()]
@@ -178,35 +200,18 @@ requests = st.lists(
 @settings(max_examples=80)
 @given(
     requests,
-    st.integers(1, 6),
-    st.sampled_from([9, 12, 40]),
-    st.integers(1, 30),
-    st.sampled_from(["cpu", "cuda"]),
+    machines([9, 12, 40]),
     st.booleans(),
     st.integers(0, 3),
-    st.integers(0, 2**32),
 )
 def test_whatever_happens_to_some_the_others_get_their_tokens(
     requests: list[tuple[list[int], int, int, str, int]],
-    rows: int,
-    pages: int,
-    chunk: int,
-    kind: str,
+    machine: dict[str, Any],
     eager: bool,
     failures: int,
-    seed: int,
 ) -> None:
-    chance = random.Random(seed)
-    engine = make_engine(
-        max_num_seqs=rows,
-        pages=pages,
-        max_model_len=32,
-        prefill_chunk=chunk,
-        device_seed=seed,
-        device_kind=kind,
-        enforce_eager=eager,
-        request_timeout=1e6,
-    )
+    chance = random.Random(machine["device_seed"])
+    engine = make_engine(max_model_len=32, enforce_eager=eager, request_timeout=1e6, **machine)
     model = model_of(engine)
     streams = [BlockingStream() for _ in requests]
     doomed: list[Sequence] = []
@@ -235,11 +240,7 @@ def test_whatever_happens_to_some_the_others_get_their_tokens(
         doomed += [sequence] if fate == "is aborted" else []
         for _ in range(chance.randrange(4)):
             step()
-    for _ in range(2000):
-        if not step():
-            break
-    else:
-        raise AssertionError("the engine does not come to rest")
+    run_out(step)
 
     ends = {"is aborted": RequestAborted, "is bad": BadLogits, "is late": RequestTimeout}
     for (text, size, count, fate, _), stream in zip(requests, streams, strict=True):

@@ -3,6 +3,7 @@
 import random
 import re
 from collections.abc import Callable
+from collections.abc import Sequence as Ordered
 from typing import Any
 
 import pytest
@@ -36,6 +37,27 @@ requests = st.lists(
     min_size=1,
     max_size=12,
 )
+
+
+def machines(pages: Ordered[int]) -> st.SearchStrategy[dict[str, Any]]:
+    """What `make_engine` takes for engines of any size, with so many pages, on any device."""
+    return st.fixed_dictionaries(
+        {
+            "max_num_seqs": st.integers(1, 6),
+            "pages": st.sampled_from(pages),
+            "prefill_chunk": st.integers(1, 30),
+            "device_kind": st.sampled_from(["cpu", "cuda"]),
+            "device_seed": st.integers(0, 2**32),
+        }
+    )
+
+
+def run_out(step: Callable[[], bool]) -> None:
+    """Step until there is nothing more to do."""
+    for _ in range(3000):
+        if not step():
+            return
+    raise AssertionError("the engine does not come to rest")
 
 
 # What may come next changes with every token: one of the first letters, then one of the others.
@@ -92,32 +114,16 @@ def received(stream: BlockingStream) -> tuple[list[int], bool]:
 @settings(deadline=None, max_examples=100)
 @given(
     requests,
-    st.integers(1, 6),
-    st.sampled_from([10, 11, 14, 25]),
-    st.integers(1, 30),
+    machines([10, 11, 14, 25]),
     st.booleans(),
-    st.sampled_from(["cpu", "cuda"]),
-    st.integers(0, 2**32),
 )
 def test_company_changes_nothing(
     requests: list[tuple[list[int], int, int, float, int, bool, int, bool]],
-    rows: int,
-    pages: int,
-    chunk: int,
+    machine: dict[str, Any],
     prefix_caching: bool,
-    kind: str,
-    seed: int,
 ) -> None:
-    chance = random.Random(seed)
-    engine = make_engine(
-        max_num_seqs=rows,
-        pages=pages,
-        max_model_len=40,
-        prefill_chunk=chunk,
-        device_seed=seed,
-        device_kind=kind,
-        prefix_caching=prefix_caching,
-    )
+    chance = random.Random(machine["device_seed"])
+    engine = make_engine(max_model_len=40, prefix_caching=prefix_caching, **machine)
     streams = [BlockingStream() for _ in requests]
     doomed: list[Sequence] = []
     for at, (text, size, count, temperature, priority, aborted, held, constrained) in enumerate(
@@ -138,11 +144,7 @@ def test_company_changes_nothing(
             engine.step()
             if doomed and chance.random() < 0.3:
                 engine.abort(doomed.pop())
-    for _ in range(3000):
-        if not engine.step():
-            break
-    else:
-        raise AssertionError("the engine does not come to rest")
+    run_out(engine.step)
     for at, (text, size, count, temperature, _, _, held, constrained) in enumerate(requests):
         want = replied(
             text[:size],

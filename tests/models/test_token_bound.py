@@ -1,6 +1,7 @@
 import sys
 import threading
 import time
+import tracemalloc
 import unicodedata
 
 import pytest
@@ -85,6 +86,17 @@ def test_bytes_without_a_token_weigh_nothing() -> None:
     tokenizer = Tokenizer(made)
     assert tokenizer.encode("ab xx") == [0, 1, 2]
     assert tokenizer.min_tokens("ab xx") == 3
+
+
+def test_a_long_text_takes_little_memory() -> None:
+    """A server looks at long texts in several threads at once."""
+    text = "QVZ" * 400_000
+    tracemalloc.start()
+    try:
+        assert TOKENIZERS["plain"].min_tokens(text) == len(text)
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * len(text)
+    finally:
+        tracemalloc.stop()
 
 
 def test_stable_ranges() -> None:

@@ -64,14 +64,16 @@ def samples(count: int) -> list[Sample]:
 
 
 def test_growth_of_a_run() -> None:
-    assert growth(samples(100)) == {
+    assert growth(samples(100), 0, 60) == {
         "memory": {"kb_per_request": 1.0, "margin": 0.0, "requests": 297},
         "memory_mb": [100.0, 100.3, 100.3],
         "heap": None,
         "filling": 0.099,
     }
+    part = growth(samples(100), 10, 20)
+    assert part["memory"]["requests"] == 60 and part["filling"] == 0.02
     nothing = {"memory": None, "memory_mb": None, "heap": None, "filling": 0.0}
-    assert growth([]) == nothing
+    assert growth([], 0, 60) == nothing
 
 
 def test_the_plot() -> None:

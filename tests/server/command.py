@@ -27,10 +27,11 @@ sys.exit(main(sys.argv[1:]))
 def start(
     *arguments: str,
     fake: dict[str, object] | None = None,
+    code: str = FAKE_COMMAND,
     stdout: int | TextIO = subprocess.PIPE,
     stderr: int | TextIO = subprocess.PIPE,
 ) -> "subprocess.Popen[str]":
-    command = ["-m", "server.cli"] if fake is None else ["-c", FAKE_COMMAND]
+    command = ["-m", "server.cli"] if fake is None else ["-c", code]
     return subprocess.Popen(
         [sys.executable, *command, *arguments],
         cwd=ROOT,

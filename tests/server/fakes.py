@@ -100,6 +100,7 @@ class FakeEngine:
     finished: int = 0
     closed: bool = False
     alive: bool = True
+    hung: bool = False
     cached_tokens: int = 0
     sleeping: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = field(default_factory=set)
 
@@ -167,11 +168,12 @@ class FakeEngine:
         if self.closed:
             raise EngineClosed("the engine was closed")
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> bool:
         """End what runs with `EngineClosed`; for any thread."""
         self.closed = True
         for loop, woken in list(self.sleeping):
             loop.call_soon_threadsafe(woken.set)
+        return True
 
     def stats(self) -> dict[str, int]:
         return {"running": self.running, "waiting": 0, "pages_free": 3, "pages_total": 4}

@@ -30,7 +30,7 @@ TOOLS = [
 
 def answers(client: openai.OpenAI, name: str, **more: Any) -> tuple[Any, str | None, list[Any]]:
     """The message, its finish reason and the deltas, which come to the same."""
-    options = asking(name, tools=TOOLS, temperature=0, **more)
+    options = asking(name, **{"tools": TOOLS, "temperature": 0, **more})
     choice = client.chat.completions.create(**options).choices[0]
     with client.chat.completions.create(**options, stream=True) as stream:
         parts = [chunk.choices[0] for chunk in stream]

@@ -3,17 +3,24 @@
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 import grout
+from grout.config import PREFILL_CHUNK
+from grout.readback import Readback
+from grout.runner import Runner
+from grout.scheduler import Chunk
+from models.tiling import CpuTiling
 from scripts import load_test
 from scripts.bench_http_overhead import free_port
 from scripts.bench_serving import first_model
-from scripts.load_test import State, faults
+from scripts.load_fill import Fill
+from scripts.load_state import State, metrics_probe
+from scripts.load_test import faults
 from scripts.serving_client import Client, Endpoint
 from tests.server.fakes import Live
 from tests.server.tiny import SHAPE, open_tiny
@@ -51,22 +58,41 @@ def test_a_short_crowd(real: Live[grout.Engine]) -> None:
     assert max(sample.state["running"] for sample in samples) > 0
 
 
-def test_metrics_tell_the_state(real: Live[grout.Engine]) -> None:
-    async def state() -> tuple[State | None, State | None]:
-        client = Client(Endpoint("server", real.url, None), 60)
-        probe = load_test.metrics_probe(client)
-        before = await probe()
-        await load_test.fill(client, "model", probe, 0, 0)
-        assert await probe() == before
-        await load_test.fill(client, await first_model(client), probe, 600, 0)
-        after = await probe()
-        await client.close()
-        return before, after
+async def fill(url: str, seconds: float) -> tuple[State | None, State | None]:
+    """The state before and after."""
+    client = Client(Endpoint("server", url, None), 60)
+    probe = metrics_probe(client)
+    before = await probe()
+    model = await first_model(client)
+    await (await Fill.begin(client, model, ("completions",), seconds, 0)).run(probe)
+    after = await probe()
+    await client.close()
+    return before, after
 
-    before, after = asyncio.run(state())
+
+def test_what_takes_memory_once_is_met_before(
+    real: Live[grout.Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All padded sizes of prefills, of one prompt and of several, and of decodes; all pages."""
+    prefill, padded = Runner.prefill, CpuTiling().padded_prompt
+    sizes: dict[bool, set[int]] = {True: set(), False: set()}
+
+    def noted(runner: Runner, chunks: Sequence[Chunk]) -> Readback:
+        count = sum(chunk.stop - chunk.start for chunk in chunks)
+        sizes[len(chunks) > 1].add(padded(count))
+        return prefill(runner, chunks)
+
+    monkeypatch.setattr(Runner, "prefill", noted)
     idle = {"running": 0, "waiting": 0, "free_rows": 8, "kv_used": 0}
+    before, after = asyncio.run(fill(real.url, 0))
+    assert before == after == idle | {"kv_touched": 0}
+    before, after = asyncio.run(fill(real.url, 600))
     assert before == idle | {"kv_touched": 0}
     assert after == idle | {"kv_touched": 1}
+    chunk = PREFILL_CHUNK["cpu"]
+    assert sizes[False] >= {padded(count) for count in range(1, chunk + 1)}
+    assert sizes[True] >= {padded(count) for count in range(2, chunk + 1)}
+    assert set(real.engine.runner._lanes) == {1, 2, 4, 8}
 
 
 @pytest.mark.slow
@@ -75,13 +101,16 @@ def test_metrics_tell_the_state(real: Live[grout.Engine]) -> None:
 def test_a_crowd_of_64_on_a_process(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], trace: bool
 ) -> None:
+    # Enough requests for a slope: a traced server answers several times fewer.
+    seconds, warm_up = ("30", "10") if trace else ("12", "6")
     port = free_port()
     serve = f"{sys.executable} -m server.cli serve {folder} --load-format dummy --device cpu"
     argv = ["--start", f"{serve} --port {port} --max-num-seqs 16 --kv-cache-memory 8MiB"]
-    argv += ["--url", f"http://127.0.0.1:{port}", "--seconds", "30", "--max-new", "16", "--equal"]
+    argv += ["--url", f"http://127.0.0.1:{port}", "--seconds", seconds]
+    argv += ["--max-new", "16", "--equal"]
     argv += ["--json", str(tmp_path / "r.json"), "--svg", str(tmp_path / "r.svg")]
     # How flat memory is shows on a quiet machine alone, and in more time than a test has.
-    argv += ["--warm-up", "20", "--kb-per-request", "200", *["--trace"] * trace]
+    argv += ["--warm-up", warm_up, "--kb-per-request", "200", *["--trace"] * trace]
     status = load_test.main(argv)
     out = capsys.readouterr().out
     result = json.loads(out.splitlines()[-1])

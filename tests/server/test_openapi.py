@@ -89,6 +89,7 @@ KNOWN: dict[str, Any] = {
     "guided_regex": None,
     "guided_choice": None,
     "guided_grammar": None,
+    "grammar": None,
     "structured_outputs": None,
     "stream_options": None,
     "max_tokens": None,

@@ -76,6 +76,12 @@ def test_health(http: httpx.Client, engine: FakeEngine) -> None:
     response = http.get("/health")
     assert response.status_code == 503
     assert "restart" in response.json()["status"]
+    engine.alive, engine.hung = True, True
+    response = http.get("/health")
+    assert (response.status_code, response.json()) == (
+        503,
+        {"status": "a step of the engine does not end"},
+    )
 
 
 @pytest.mark.parametrize(

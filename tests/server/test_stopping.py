@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.server.command import start
+from server.http_server import REPEAT_SECONDS
+from tests.server.command import FAKE_COMMAND, start
 from tests.server.fakes import Live, wait_for
 from tests.server.tiny import open_tiny
 
@@ -74,9 +75,14 @@ class Served:
         return [json.loads(line) for line in err.splitlines() if line.startswith("{")]
 
 
+def served(*flags: str, **fake: object) -> contextlib.AbstractContextManager[Served]:
+    """A server of `FakeEngine(**fake)`, whose replies have no end."""
+    return serving(*flags, fake={**ENDLESS, **fake})
+
+
 @contextlib.contextmanager
-def served(*flags: str, **fake: object) -> Iterator[Served]:
-    with start("serve", "--port", "0", *flags, fake={**ENDLESS, **fake}) as process:
+def serving(*flags: str, fake: dict[str, object], code: str = FAKE_COMMAND) -> Iterator[Served]:
+    with start("serve", "--port", "0", *flags, fake=fake, code=code) as process:
         server = Served(process)
         try:
             yield server
@@ -182,18 +188,18 @@ def test_requests_that_come_while_stopping() -> None:
         server.ended()
 
 
-def test_a_second_sigterm_changes_nothing() -> None:
-    with served("--shutdown-timeout", "600", endless=False, reply=["x"] * 200) as server:
+def test_a_second_sigterm_ends_the_wait() -> None:
+    with served("--shutdown-timeout", "600") as server:
         response = server.send(CHAT, stream=True).getresponse()
         response.readline()
         server.process.send_signal(signal.SIGTERM)
         server.told("stopping")
+        time.sleep(REPEAT_SECONDS)  # sooner it is the same one
         server.process.send_signal(signal.SIGTERM)
-        *_, last = events(response)
-        assert last["choices"][0]["finish_reason"] == "stop"
+        assert events(response)[-1]["error"]["code"] == "engine_down"
         [line] = server.ended()
-    assert (line["status"], line["finish_reasons"]) == (200, ["stop"])
-    assert "error" not in line
+    assert (line["status"], line["finish_reasons"]) == (200, ["abort"])
+    assert line["error"] == "engine_down"
 
 
 def test_clients_that_have_stopped_reading_do_not_keep_the_server() -> None:

@@ -53,6 +53,9 @@ def test_the_parse_helper(client: openai.OpenAI, engine: FakeEngine) -> None:
         {"guided_regex": "\\d+"},
         {"guided_choice": ["a"]},
         {"guided_grammar": "start: /x+/"},
+        {"guided_grammar": 'root ::= "a" | [b-d]+'},
+        {"grammar": 'root ::= "a" | [b-d]+'},
+        {"structured_outputs": {"grammar": "root ::= x\nx ::= [0-9]"}},
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -110,6 +113,11 @@ def test_text_is_free(http: httpx.Client, engine: FakeEngine, value: Any) -> Non
         ({"structured_outputs": {"bnf": "x"}}, "structured_outputs.bnf", "Unknown"),
         ({"guided_regex": "("}, "guided_regex", "unclosed group"),
         ({"guided_grammar": "start: nope"}, "guided_grammar", "nope"),
+        ({"guided_grammar": "root ::= nope"}, "guided_grammar", "'nope', which is used at line 1"),
+        ({"structured_outputs": {"grammar": 'x ::= "'}}, "structured_outputs.grammar", "'root'"),
+        ({"grammar": "root ::= ("}, "grammar", "Expected ')' at line 1"),
+        ({"grammar": "root ::= [a]", "guided_regex": "a"}, "grammar", "together"),
+        ({"guided_grammar": "root ::= [z-a]"}, "guided_grammar", "range"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "together"),
     ],
 )
@@ -146,6 +154,9 @@ class Tags:
             ids += [256 + self.names.index(tag)] if tag else list(text[0].encode())
             text = text[len(tag or text[0]) :]
         return ids
+
+    def min_tokens(self, text: str) -> int:
+        raise NotImplementedError
 
     def decode(self, ids: Any, *, skip_special_tokens: bool = True) -> str:
         raise NotImplementedError
@@ -214,6 +225,7 @@ def test_reasoning_comes_before_what_is_constrained(
         (made(guided_regex="a/[0-9]+"), ["a/1", "a/12"], ["a/", "b", "a/1b"]),
         (made(guided_choice=["yes", "no/é"]), ["yes", "no/é"], ["ye", "no", "yesno/é"]),
         (made(guided_grammar='start: "a" x\nx: /[0-9]+/'), ["a1"], ["a", "1"]),
+        (made(guided_grammar='# }\nroot ::= "a" x # {"\nx ::= [0-9]+'), ["a1"], ["a", "1"]),
         (
             made(FORCED),
             [CALL, f"{CALL}\n{CALL}", CALL.replace('"f"', '"g"')],

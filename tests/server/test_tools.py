@@ -277,12 +277,12 @@ FRAGMENTS = st.sampled_from(
 @settings(max_examples=300, deadline=None)
 @given(st.lists(FRAGMENTS, max_size=7).map("".join), st.data(), st.booleans())
 def test_calls_do_not_depend_on_how_text_is_cut(
-    text: str, data: st.DataObject, forced: bool
+    text: str, data: st.DataObject, guided: bool
 ) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)) | {0, len(text)})
 
     def parse(pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-        parser = ToolParser(forced=forced)
+        parser = ToolParser(guided=guided)
         content, calls = "", []
         for piece in [p for text in pieces for p in parser.feed(text)] + parser.flush():
             if isinstance(piece, Piece):

@@ -1,11 +1,13 @@
 """Products shared out over threads: results, failures, contention, settings of the process."""
 
 import os
+import platform
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -204,6 +206,45 @@ def test_blas_uses_one_thread_and_a_forked_child_has_its_own_pool() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=60
     )
+    assert done.returncode == 0, done.stderr
+
+
+ARENAS = """
+import ctypes, re, sys, threading
+import numpy as np
+from tilert.backends import cpu_process
+
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+
+def arenas():
+    to = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
+    assert libc.malloc_info(0, to) == 0
+    libc.fclose(to)
+    with open(sys.argv[1]) as report:
+        return len(re.findall("<heap ", report.read()))
+
+def work():
+    np.ones(1 << 17)
+    done.wait()
+    done.wait()
+
+cpu_process.prepare()
+before, done = arenas(), threading.Barrier(7)
+threads = [threading.Thread(target=work) for _ in range(6)]
+for thread in threads:
+    thread.start()
+done.wait()
+now = arenas()
+done.wait()
+assert now <= max(before, 2), (before, now)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc")
+def test_threads_do_not_each_keep_memory_of_their_own(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", ARENAS, str(tmp_path / "arenas.xml")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,5 +1,7 @@
 """Page tables and the index maps that they prove unique (rule O7)."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 import tilert
 from tilert import OwnershipError
+from tilert.cpu_device import CpuDevice
 
 cpu = tilert.device("cpu")
 
@@ -106,6 +109,55 @@ def test_shared_pages_are_read_by_many_and_written_by_none() -> None:
     np.testing.assert_array_equal(pages.writable_from.numpy(), [0, 0, 0])
 
 
+def test_rows_get_further_pages() -> None:
+    pages = table()
+    pages.set_pages(0, [5, 2], shared=1)
+    pages.set_pages(1, [5], shared=1)
+    pages.extend({1: [0], 0: [4], 2: [3, 1]})
+    np.testing.assert_array_equal(pages.table.numpy(), [[5, 2, 4], [5, 0, -1], [3, 1, -1]])
+    np.testing.assert_array_equal(pages.writable_from.numpy(), [4, 4, 0])
+    assert [pages.pages(row) for row in range(3)] == [[5, 2, 4], [5, 0], [3, 1]]
+    np.testing.assert_array_equal(pages.slot_numbers(1, 3, 6), [-1, 0, 1, 2, 3, -1])
+    pages.clear(0)
+    for further, error, says in (
+        ({1: [2], 2: [2]}, OwnershipError, "page 2 is given twice to row 2"),
+        ({1: [2], 2: [3]}, OwnershipError, "page 3 is given twice to row 2"),
+        ({1: [2], 2: [0]}, OwnershipError, "page 0 belongs to row 1 and cannot be given to row 2"),
+        ({1: [2], 2: [5]}, OwnershipError, "page 5 is shared and cannot be given to row 2"),
+        ({0: [2], 1: [5]}, OwnershipError, "page 5 is shared and cannot be given to row 1"),
+        ({0: [2], 1: [6]}, IndexError, "there is no page 6"),
+        ({0: [2], 3: [4]}, IndexError, "there is no row 3"),
+        ({0: [2], 1: [2, 4]}, ValueError, "row 1 holds at most 3 pages, got 4"),
+    ):
+        with pytest.raises(error, match=says):
+            pages.extend(further)
+        assert [pages.pages(row) for row in range(3)] == [[], [5, 0], [3, 1]]
+    pages.extend({0: [2], 1: [4]})
+    np.testing.assert_array_equal(pages.table.numpy(), [[2, -1, -1], [5, 0, 4], [3, 1, -1]])
+
+
+def test_growth_is_sent_together_where_that_is_quick() -> None:
+    uploads: list[int] = []
+
+    class Counting(CpuDevice):
+        def upload(self, target: tilert.Array, source: Any) -> None:
+            uploads.append(target.size)
+            super().upload(target, source)
+
+    for width, sent in ((4, [98 * 4]), (4096, [4096 * 2, 4096 * 2])):
+        pages = tilert.PageTable(200, 4, 100, width, Counting())
+        for row in range(100):
+            pages.set_pages(row, [row])
+        uploads.clear()
+        pages.extend({98: [101], 1: [102], 97: [103], 2: [104]})
+        assert uploads == sent
+        assert [pages.table.numpy()[row, :3].tolist() for row in (1, 2, 50, 97, 98)] == [
+            [1, 102, -1], [2, 104, -1], [50, -1, -1], [97, 103, -1], [98, 101, -1],
+        ]  # fmt: skip
+        pages.extend({})
+        assert uploads == sent
+
+
 def test_a_shared_page_has_no_slots() -> None:
     pages = table()
     pages.set_pages(0, [5, 2], shared=1)
@@ -120,23 +172,37 @@ def test_a_shared_page_has_no_slots() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 2), st.lists(st.integers(0, 5), max_size=3), st.integers(0, 3)),
+        st.tuples(
+            st.integers(0, 2),
+            st.lists(st.integers(0, 5), max_size=3),
+            st.integers(0, 3),
+            st.booleans(),
+        ),
         max_size=30,
     ),
     st.integers(0, 12),
 )
 def test_no_two_rows_ever_have_one_slot(
-    changes: list[tuple[int, list[int], int]], position: int
+    changes: list[tuple[int, list[int], int, bool]], position: int
 ) -> None:
     pages = table()
-    for row, wanted, shared in changes:
+    for row, wanted, shared, further in changes:
         before = [pages.pages(r) for r in range(3)]
         try:
-            pages.set_pages(row, wanted, shared)
+            if further:
+                pages.extend({row: wanted[:1], (row + 1) % 3: wanted[1:]})
+                assert all(pages.pages(r)[: len(before[r])] == before[r] for r in range(3))
+                wanted = before[row] + wanted[:1]
+            else:
+                pages.set_pages(row, wanted, shared)
         except (OwnershipError, ValueError):
             assert [pages.pages(r) for r in range(3)] == before
             continue
         assert pages.pages(row) == wanted
+        on_device = pages.table.numpy()
+        assert [[p for p in own if p >= 0] for own in on_device.tolist()] == [
+            pages.pages(r) for r in range(3)
+        ]
         slots = [pages.slot_numbers(r, 0, 12) for r in range(3)]
         written = np.concatenate([own[own >= 0] for own in slots])
         assert len(set(written.tolist())) == len(written)

@@ -10,9 +10,11 @@ __all__ = ["prepare"]
 # From malloc.h of glibc.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 # The largest that glibc takes for the second.
 _MAPPED_BYTES = 32 << 20
 _KEPT_BYTES = 128 << 20
+_ARENAS = 2
 
 
 @cache
@@ -28,6 +30,8 @@ def prepare() -> None:
     - With glibc, up to 128 MiB that were freed stay with the process, and only arrays of 32 MiB and
       more are mapped one by one. By default a temporary of some hundred kilobytes goes back to the
       kernel when it is freed, and page faults for the next take longer than filling it.
+    - With glibc, threads share two arenas. By default there are up to eight a core, and each keeps
+      the most that its threads ever needed; Python's threads allocate one at a time anyway.
     """
     threadpool_limits(limits=1, user_api="blas")
     try:
@@ -36,3 +40,4 @@ def prepare() -> None:
         return  # Not glibc.
     mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
     mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+    mallopt(_M_ARENA_MAX, _ARENAS)
