@@ -43,9 +43,10 @@ from models.slot import PLAIN, Features
 from models.tokenizer import Tokenizer
 from models.transformer import PAGE_SIZE, Transformer
 from tilert.cpu_device import CpuDevice, host_view
-from tilert.device import Use
+from tilert.device import Call, Use
 from tilert.event import Event
-from tilert.graph import Recorder
+from tilert.rebind import Maker
+from tilert.recording import CallList
 
 STEP_MS = {1: 2.55, 8: 3.6, 32: 4.5, 64: 6.4, 128: 9.7}
 """A decode step of Qwen3-4B on an H200, by sequences; between them, and beyond, linear."""
@@ -142,26 +143,29 @@ class SimulatedDevice(CpuDevice):
         self.idle += max(0.0, now - self._free_at)
         self._free_at = max(now, self._free_at) + seconds
 
-    def submit(self, call: Callable[[], None], uses: Iterable[Use], keep: object = None) -> None:
+    def submit(
+        self,
+        call: Call,
+        uses: Iterable[Use],
+        maker: Maker | None = None,
+        stream: tilert.Stream | None = None,
+    ) -> None:
         """See `Device`."""
         if self.recorder is not None:
-            super().submit(call, uses, keep)
+            super().submit(call, uses, maker, stream)
         else:
-            self._called("submit", call, KERNEL_MS)
+            replay = isinstance(getattr(call, "__self__", None), CallList)
+            kind, least = ("replay", 0.0) if replay else ("submit", KERNEL_MS)
+            self._called(kind, partial(call, None), least)
 
     def upload(self, target: tilert.Array, source: np.ndarray[Any, Any]) -> None:
         """See `Device`."""
         self._called("upload", partial(super().upload, target, source), KERNEL_MS)
 
-    def record_event(self, timing: bool = False) -> Event:
+    def record_event(self, timing: bool = False, stream: tilert.Stream | None = None) -> Event:
         """See `Device`."""
         self._called("event", int)
         return Moment(self, self._free_at)
-
-    def end_capture(self, recorder: Recorder) -> tuple[Callable[[], None], Callable[[], None]]:
-        """See `Device`."""
-        enqueue, free = super().end_capture(recorder)
-        return partial(self._called, "replay", enqueue), free
 
     def _called(self, kind: str, call: Callable[[], Any], milliseconds: float = 0.0) -> None:
         def work() -> None:
@@ -200,7 +204,7 @@ class SimulatedTransformer:
         least, each = PREFILL_MS
         count = sum(len(chunk.tokens) for chunk in chunks)
 
-        def work() -> None:
+        def work(_: object) -> None:
             self.device.busy(max(least, each * count) / 1e3)
             stops = [chunk.stop for chunk in chunks]
             host_view(batch.positions)[: len(stops)] = stops
@@ -219,12 +223,12 @@ class SimulatedTransformer:
         """See `Transformer`."""
         sizes = sorted(STEP_MS)
         seconds = float(np.interp(batch.size, sizes, [STEP_MS[size] for size in sizes])) / 1e3
-        self.device.submit(lambda: self.device.busy(seconds), ())
+        self.device.submit(lambda _: self.device.busy(seconds), ())
 
     def decode_sample(self, cache: KVCache, batch: Batch, features: Features = PLAIN) -> None:
         """See `Transformer`."""
 
-        def work() -> None:
+        def work(_: object) -> None:
             host_view(batch.positions)[host_view(batch.index.rows) >= 0] += 1
             self._choose(batch)
 

@@ -28,7 +28,9 @@ from tilert.partition import Partition
 from tilert.piece_map import PieceMap
 from tilert.pinned import Pinned, pinned
 from tilert.repeated_index import RepeatedIndex
+from tilert.stream import Stream
 from tilert.unsafe_kernel import UnsafeKernel, unsafe_kernel
+from tilert.work import Work, gather, ready
 
 __all__ = [
     "Accumulate",
@@ -60,9 +62,11 @@ __all__ = [
     "Pinned",
     "Ref",
     "RepeatedIndex",
+    "Stream",
     "TilertError",
     "UniqueIndex",
     "UnsafeKernel",
+    "Work",
     "audit",
     "bf16",
     "bool_",
@@ -78,12 +82,14 @@ __all__ = [
     "from_dlpack",
     "from_numpy",
     "full",
+    "gather",
     "i8",
     "i32",
     "i64",
     "inline",
     "kernel",
     "pinned",
+    "ready",
     "u8",
     "u32",
     "unsafe_kernel",

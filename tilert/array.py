@@ -11,6 +11,7 @@ from tilert.device import Device
 from tilert.dtypes import DType, dtype_of
 from tilert.errors import DeviceError, OwnershipError
 from tilert.exchange import dlpack_device, export_dlpack
+from tilert.fill_value import fill_value
 from tilert.index_map import IndexMap
 from tilert.limits import MAX_AXES, MAX_BYTES
 from tilert.loan import Loan
@@ -18,13 +19,14 @@ from tilert.ownership import Region, overlap
 from tilert.partition import Partition
 from tilert.piece_map import PieceMap
 from tilert.placement import Pieces
+from tilert.rebind import Maker
 from tilert.storage import Storage
 from tilert.strides import Shape, flatten, full_shape, point, reshape_strides, row_major
 
 if TYPE_CHECKING:
     from tilert.repeat import Repeat
 
-__all__ = ["Array", "empty", "from_numpy", "full", "zeros"]
+__all__ = ["Array", "empty", "from_numpy", "full", "submit_copy", "zeros"]
 
 Index = int | slice | EllipsisType
 
@@ -253,7 +255,9 @@ class Array:
     # Uses
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """A host copy, after all enqueued work (bf16 through ml_dtypes).
+        """A host copy, after all enqueued work that writes the array (bf16 through ml_dtypes).
+
+        It is enqueued on the device's own stream, and waits.
 
         Raises:
             MovedError: if an op holds part of the array.
@@ -301,8 +305,7 @@ class Array:
                 "O3 alias xor mutate: the source of copy_from overlaps the memory it writes"
             )
         if self.size:
-            call = self.device.copy_call(self, source)
-            self.device.submit(call, ((self, True), (source, False)))
+            submit_copy(self, source)
 
     def lend(self, write: bool | None = None) -> Loan:
         """Lend the memory for as long as the loan lives, after all enqueued work (rule O5).
@@ -412,6 +415,18 @@ class Array:
         return Partition(self, tile, index_map)
 
 
+def submit_copy(target: Array, source: Array) -> None:
+    """Enqueue a copy between two arrays of one device, of one shape and dtype and not empty."""
+    device = target.device
+    uses = (target.storage, target.region, True), (source.storage, source.region, False)
+    maker = None
+    if device.recorder is not None:
+        maker = Maker(
+            "a copy", lambda arrays: device.copy_call(arrays[0], arrays[1]), (target, source)
+        )
+    device.submit(device.copy_call(target, source), uses, maker)
+
+
 def empty(shape: int | tuple[int, ...], dtype: DType, device: Device) -> Array:
     """An array whose contents are undefined until written.
 
@@ -445,39 +460,15 @@ def full(shape: int | tuple[int, ...], value: float, dtype: DType, device: Devic
     Raises:
         As `empty`, and ValueError if the value is no number or does not fit an integer dtype.
     """
-    filling = _fill_value(value, dtype)
+    filling = fill_value(value, dtype)
     array = empty(shape, dtype, device)
     if array.size:
+        maker = None
+        if device.recorder is not None:
+            maker = Maker("a fill", lambda given: device.fill_call(given[0], filling), (array,))
         call = device.fill_call(array, filling)
-        device.submit(call, ((array, True),))
+        device.submit(call, ((array.storage, array.region, True),), maker)
     return array
-
-
-def _fill_value(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
-    """The value as a 0-d array of the dtype. Floats round; integers must be there."""
-    given = np.asarray(value)
-    number = given.item() if given.ndim == 0 else value
-    if isinstance(number, bool):
-        number = int(number)
-    if not isinstance(number, int | float):
-        raise ValueError(f"an array is filled with a number, got {type(value).__name__}")
-    if dtype.is_float:
-        try:
-            with np.errstate(over="ignore"):
-                return np.asarray(float(number)).astype(dtype.numpy)
-        except OverflowError:
-            fits = False
-    elif dtype.is_int:
-        info = np.iinfo(dtype.numpy)
-        fits = info.min <= number <= info.max and number == int(number)
-    else:
-        fits = number in (0, 1)
-    if not fits:
-        # Python refuses to write out very long ints.
-        bits = number.bit_length() if isinstance(number, int) else 0
-        shown = f"an int of {bits} bits" if bits > 256 else repr(number)
-        raise ValueError(f"an array of {dtype.name} cannot be filled with {shown}")
-    return np.asarray(int(number)).astype(dtype.numpy)
 
 
 def from_numpy(source: np.ndarray[Any, Any], device: Device) -> Array:

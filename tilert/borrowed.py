@@ -14,6 +14,7 @@ from tilert.shared_memory import note_shared
 if TYPE_CHECKING:
     from tilert.array import Array
     from tilert.device import Device
+    from tilert.order import Record
 
 __all__ = ["borrow"]
 
@@ -30,6 +31,7 @@ class _Block:
         self, device: "Device", low: int, nbytes: int, give_back: Callable[[], None]
     ) -> None:
         self.address = low
+        self.leases: list[Record] = []
         self.host: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = None
         if device.kind == "cpu":
             self.host = np.asarray(_HostBytes(low, nbytes))
@@ -88,6 +90,7 @@ def borrow(
     region = Region(address, shape, tuple([stride * size for stride in strides]), size)
     block = _Block(device, region.low, region.high - region.low, give_back)
     storage = Storage(device, region.high - region.low, block)
+    device.adopt(block, storage.nbytes)
     note_shared(storage, device, region, write, "borrowed", caller(2))
     offset = (address - region.low) // size
     return Array(storage, dtype, shape, strides, offset, "" if write else _READ_ONLY)

@@ -3,22 +3,24 @@
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilert import ir
-from tilert.device import Device, Launcher
+from tilert.checks import Check, Checks, checks_of
+from tilert.device import Call, Device, Launcher
 from tilert.errors import DeviceError
 from tilert.event import DoneEvent, Event
 from tilert.host_memory import host_memory
+from tilert.stream import Stream
 
 if TYPE_CHECKING:
     from tilert.array import Array
     from tilert.backends.cpu import CpuKernel
     from tilert.checker.checker import Checker
-    from tilert.graph import Recorder
+    from tilert.order import Record
     from tilert.unsafe_kernel import UnsafeFunction
 
 __all__ = ["CpuDevice", "host_view"]
@@ -34,6 +36,7 @@ class HostBlock:
         shift = -raw.ctypes.data % _ALIGNMENT
         self.host = raw[shift : shift + nbytes]
         self.address = raw.ctypes.data + shift
+        self.leases: list[Record] = []
 
 
 def host_view(array: "Array") -> np.ndarray[Any, Any]:
@@ -60,7 +63,7 @@ class CpuLauncher:
         index_maps: "Mapping[int, Array]",
         grid: tuple[int, ...],
         programs: int | None = None,
-    ) -> Callable[[], None]:
+    ) -> Call:
         """See `tilert.device.Launcher`."""
         maps = {position: host_view(index) for position, index in index_maps.items()}
         return self._kernel.bind([host_view(array) for array in arrays], maps, grid)
@@ -74,17 +77,18 @@ class CpuDevice(Device):
     # kilobytes of code and constants, which are soon made again.
     kept_launchers = 1024
 
-    def __init__(self, check: bool | None = None) -> None:
+    def __init__(self, check: Check = None) -> None:
         """
         Args:
-            check: whether launches are checked (rule O8); by default if TILERT_CHECK=1 is set.
+            check: whether launches are checked (rule O8); by default what TILERT_CHECK says.
         """
         super().__init__("cpu")
         self._checker: Checker | None = None
-        if os.environ.get("TILERT_CHECK") == "1" if check is None else check:
+        checks = checks_of(check)
+        if checks:
             from tilert.checker import checker
 
-            self._checker = checker.Checker()
+            self._checker = checker.Checker(strict=checks == Checks.STRICT)
 
     def allocate(self, nbytes: int) -> HostBlock:
         """See `Device`."""
@@ -118,27 +122,27 @@ class CpuDevice(Device):
         with self.lock:
             return host_view(source).copy()
 
-    def copy_call(self, target: "Array", source: "Array") -> Callable[[], None]:
+    def copy_call(self, target: "Array", source: "Array") -> Call:
         """See `Device`."""
         to, of = host_view(target), host_view(source)
         checker = self._checker
         if checker is None:
-            return lambda: np.copyto(to, of)
+            return lambda queue: np.copyto(to, of)
 
-        def copy() -> None:
+        def copy(queue: Any) -> None:
             np.copyto(to, of)
             checker.note_copy(target, source)
 
         return copy
 
-    def fill_call(self, target: "Array", value: np.ndarray[Any, Any]) -> Callable[[], None]:
+    def fill_call(self, target: "Array", value: np.ndarray[Any, Any]) -> Call:
         """See `Device`."""
         to = host_view(target)
         checker = self._checker
         if checker is None:
-            return lambda: to.fill(value[()])
+            return lambda queue: to.fill(value[()])
 
-        def fill() -> None:
+        def fill(queue: Any) -> None:
             to.fill(value[()])
             checker.note(target)
 
@@ -153,13 +157,15 @@ class CpuDevice(Device):
         """See `Device`."""
         return self.allocate(nbytes)
 
-    def pinned_call(self, target: np.ndarray[Any, Any], source: "Array") -> Callable[[], None]:
+    def pinned_call(self, target: np.ndarray[Any, Any], source: "Array") -> Call:
         """See `Device`."""
         of = host_view(source)
-        return lambda: np.copyto(target, of)
+        return lambda queue: np.copyto(target, of)
 
-    def record_event(self, timing: bool = False) -> Event:
+    def record_event(self, timing: bool = False, stream: Stream | None = None) -> Event:
         """See `Device`."""
+        if stream is not None:
+            stream.lane()
         self.refuse_in_capture("recording an event")
         return DoneEvent(time.perf_counter())
 
@@ -180,23 +186,3 @@ class CpuDevice(Device):
             "cores": os.cpu_count(),
             "numpy": np.__version__,
         }
-
-    def begin_capture(self) -> None:
-        """See `Device`."""
-
-    def end_capture(self, recorder: "Recorder") -> tuple[Callable[[], None], Callable[[], None]]:
-        """See `Device`."""
-        calls = recorder.calls
-
-        def replay() -> None:
-            for call in calls:
-                call()
-
-        return replay, calls.clear
-
-    def abort_capture(self) -> None:
-        """See `Device`."""
-
-    def _defer(self, call: Callable[[], None], recorder: "Recorder") -> bool:
-        recorder.calls.append(call)
-        return True

@@ -1,23 +1,29 @@
-"""The cuda device: one stream, a memory pool, kernels from cubins, graphs by stream capture."""
+"""The cuda device: streams, a memory pool, kernels from cubins, graphs by stream capture."""
 
 import math
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilert import disk_cache, driver, ir
+from tilert.array import empty, submit_copy
+from tilert.checks import Check, checks_of
 from tilert.copy_plan import copy_plan
-from tilert.device import Device, Launcher, Use
+from tilert.cuda_graph import CudaGraph
+from tilert.device import Call, Launcher
 from tilert.errors import DeviceError, LaunchError
 from tilert.event import Event
+from tilert.fault import RECORD, Faults, Site, Watch
+from tilert.order import Record
+from tilert.queued_device import QueuedBlock, QueuedDevice
+from tilert.recording import Executable, Piece
 from tilert.staging import Staging
+from tilert.tensor_map import TensorMap, packed
 
 if TYPE_CHECKING:
     from tilert.array import Array
-    from tilert.graph import Recorder
 
 __all__ = ["CudaDevice", "arch_of"]
 
@@ -40,32 +46,10 @@ def arch_of(capability: tuple[int, int]) -> str:
     return f"sm_{major}{minor}"
 
 
-class _Block:
-    """Memory of the device or pinned memory; its death puts it on the device's list of garbage."""
-
-    __slots__ = ("_free", "_garbage", "address", "host")
-
-    def __init__(
-        self,
-        address: int,
-        host: np.ndarray[tuple[int], np.dtype[np.uint8]] | None,
-        free: Callable[[int], None],
-        garbage: "deque[tuple[Callable[[Any], None], Any]]",
-    ) -> None:
-        self.address = address
-        self.host = host
-        self._free = free
-        self._garbage = garbage
-
-    def __del__(self) -> None:
-        # Finalisers run anywhere, also inside a capture: only note the address.
-        self._garbage.append((self._free, self.address))
-
-
 class _PinnedView:
     """Keeps a pinned block alive for as long as an ndarray views it."""
 
-    def __init__(self, block: _Block, nbytes: int) -> None:
+    def __init__(self, block: QueuedBlock, nbytes: int) -> None:
         self._block = block
         self.__array_interface__ = {
             "version": 3,
@@ -78,31 +62,34 @@ class _PinnedView:
 class _PinnedBlock:
     """Pinned memory whose host view owns it."""
 
-    def __init__(self, block: _Block, nbytes: int) -> None:
+    def __init__(self, block: QueuedBlock, nbytes: int) -> None:
         self.address = block.address
+        self.leases = block.leases
         self.host: np.ndarray[tuple[int], np.dtype[np.uint8]] = np.asarray(
             _PinnedView(block, nbytes)
         )
 
 
 class CudaEvent(Event):
-    """A mark in the device's stream."""
+    """A mark in a stream."""
 
-    def __init__(self, device: "CudaDevice", timing: bool) -> None:
+    def __init__(self, device: "CudaDevice", queue: driver.Handle, timing: bool) -> None:
         self._device = device
         self._timing = timing
         self._handle = driver.create_event(timing)
-        driver.record_event(self._handle, device.stream)
+        driver.record_event(self._handle, queue)
 
     def done(self) -> bool:
         """See `Event`."""
         self._device.enter()
-        return driver.event_passed(self._handle)
+        with self._device.watch:
+            return driver.event_passed(self._handle)
 
     def wait(self) -> None:
         """See `Event`."""
         self._device.enter()
-        driver.wait_event(self._handle)
+        with self._device.watch:
+            driver.wait_event(self._handle)
 
     def since(self, earlier: Event) -> float:
         """See `Event`."""
@@ -114,7 +101,7 @@ class CudaEvent(Event):
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)
         if handle is not None:
-            self._device.garbage.append((driver.destroy_event, handle))
+            self._device.garbage.append((driver.destroy_event, (handle,)))
 
 
 class CudaLauncher:
@@ -122,9 +109,14 @@ class CudaLauncher:
 
     def __init__(
         self, device: "CudaDevice", function: ir.Function, handle: driver.Handle, threads: int,
-        shared_bytes: int,
+        shared_bytes: int, sites: tuple[Site, ...] | None = None, maps: tuple[TensorMap, ...] = (),
+        walks: bool = False,
     ) -> None:  # fmt: skip
         self._device = device
+        faults = device.watch.faults
+        self._after = faults.arguments(function, sites) if faults is not None else []
+        self._maps = maps
+        self._walks = walks
         self._handle = handle
         self._threads = threads
         self._shared_bytes = shared_bytes
@@ -136,7 +128,7 @@ class CudaLauncher:
         index_maps: "Mapping[int, Array]",
         grid: tuple[int, ...],
         programs: int | None = None,
-    ) -> Callable[[], None]:
+    ) -> Call:
         """See `tilert.device.Launcher`."""
         values: list[int] = []
         for kind, param, axis in self._abi:
@@ -150,27 +142,38 @@ class CudaLauncher:
                 values.append(arrays[param].strides[axis])
             else:
                 values.append(grid[axis])
+        values += self._after
         pieces = math.prod(grid)
+        if self._walks:
+            programs = self._device.concurrent
+        if self._maps:
+            self._device.enter()
         blocks = pieces if programs is None else min(programs, pieces)
         return driver.Launch(
-            self._handle, blocks, self._threads, self._shared_bytes, self._device.stream,
-            values,
+            self._handle, blocks, self._threads, self._shared_bytes, values,
+            [packed(spec, arrays[spec.param]) for spec in self._maps],
         )  # fmt: skip
 
 
-class CudaDevice(Device):
+class CudaDevice(QueuedDevice):
     """One NVIDIA GPU of compute capability 8.0 or newer.
 
     Attributes:
-        stream: all work is on it, so everything is ordered (rule O4).
         arch: what kernels are compiled for.
-        garbage: memory to free and events to destroy, at the next call that may do so.
+        checks: which checks are compiled into kernels.
+        watch: what has gone wrong; it is around every wait.
     """
 
     kind = "cuda"
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, check: Check = None) -> None:
+        """
+        Args:
+            check: whether bounds checks are compiled into kernels; by default what TILERT_CHECK
+                says when the device is made.
+        """
         super().__init__(f"cuda:{index}")
+        self.checks = checks_of(check)
         count = driver.device_count()
         if index >= count:
             raise DeviceError(
@@ -190,14 +193,15 @@ class CudaDevice(Device):
         self._max_shared = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         self._max_pitch = self._attribute("MAX_PITCH")
         self.concurrent = self._attribute("MULTIPROCESSOR_COUNT")
-        self.garbage: deque[tuple[Callable[[Any], None], Any]] = deque()
         self.enter()
-        self.stream = driver.create_stream()
-        # For memory asked for during a capture, when the main stream cannot give any.
-        self._side_stream = driver.create_stream()
+        self.open(driver.create_stream())
+        # For recording graphs; nothing else is on them.
+        self.recording: list[driver.Handle] = []
         pools = self._attribute("MEMORY_POOLS_SUPPORTED")
         self._pool = driver.keep_pool(self._handle) if pools else None
         self._staging = Staging(self)
+        self.watch = Watch(Faults(self.pinned_block(RECORD.itemsize)) if self.checks else None)
+        self.trail = self.watch.trail
 
     def _attribute(self, name: str) -> int:
         return driver.device_attribute(self._handle, name)
@@ -208,81 +212,86 @@ class CudaDevice(Device):
             driver.set_context(self._context)
             _thread.device = self
 
-    def submit(self, call: Callable[[], None], uses: Iterable[Use], keep: object = None) -> None:
-        """See `Device`."""
-        self.enter()
-        if self.garbage:
-            self._collect()
-        super().submit(call, uses, keep)
+    # Queues
+
+    def make_queue(self) -> driver.Handle:
+        """See `QueuedDevice`."""
+        return driver.create_stream()
+
+    def wait_queue(self, queue: driver.Handle) -> None:
+        """See `QueuedDevice`."""
+        with self.watch:
+            driver.synchronize_stream(queue)
+
+    def make_mark(self) -> driver.Handle:
+        """See `QueuedDevice`."""
+        return driver.create_event(timing=False)
+
+    def put_mark(self, mark: driver.Handle, queue: driver.Handle) -> None:
+        """See `QueuedDevice`."""
+        driver.record_event(mark, queue)
+
+    def hold(self, queue: driver.Handle, mark: driver.Handle) -> None:
+        """See `QueuedDevice`."""
+        driver.hold_stream(queue, mark)
+
+    def passed(self, mark: driver.Handle) -> bool:
+        """See `QueuedDevice`."""
+        with self.watch:
+            return driver.event_passed(mark)
+
+    def wait_mark(self, mark: driver.Handle) -> None:
+        """See `QueuedDevice`."""
+        with self.watch:
+            driver.wait_event(mark)
+
+    def make_event(self, queue: driver.Handle, timing: bool) -> Event:
+        """See `QueuedDevice`."""
+        return CudaEvent(self, queue, timing)
 
     # Memory
 
-    def allocate(self, nbytes: int) -> _Block:
-        """See `Device`."""
-        self.enter()
-        self._collect()
-        nbytes = max(nbytes, 1)
-        with self.lock:
-            try:
-                address = self._allocate(nbytes)
-            except driver.OutOfMemoryError:
-                address = self._allocate_again(nbytes)
-        return _Block(address, None, self._free, self.garbage)
+    def take_memory(self, nbytes: int) -> int:
+        """See `QueuedDevice`.
 
-    def _allocate(self, nbytes: int) -> int:
-        if self._pool is None:
-            return driver.allocate(nbytes)
-        if self.recorder is None:
-            return driver.allocate_async(nbytes, self.stream)
-        address = driver.allocate_async(nbytes, self._side_stream)
-        driver.synchronize_stream(self._side_stream)
-        return address
-
-    def _allocate_again(self, nbytes: int) -> int:
-        """After the device refused: wait until freed memory is free, and ask once more."""
-        if self.recorder is None:
-            driver.synchronize_stream(self.stream)
+        Raises:
+            OutOfMemoryError: if the device has not enough, also when all that is free is free.
+        """
+        try:
+            return self._take(nbytes)
+        except driver.OutOfMemoryError:
+            driver.synchronize_stream(self.queue)
             if self._pool is not None:
                 driver.trim_pool(self._pool)
-            try:
-                return self._allocate(nbytes)
-            except driver.OutOfMemoryError:
-                pass
-        free, total = driver.memory_info()
-        raise driver.OutOfMemoryError(
-            f"{self.name} is out of memory: {nbytes / 2**30:.2f} GiB were asked for,"
-            f" {free / 2**30:.2f} of {total / 2**30:.2f} GiB are free"
-        )
+        try:
+            return self._take(nbytes)
+        except driver.OutOfMemoryError:
+            free, total = driver.memory_info()
+            raise driver.OutOfMemoryError(
+                f"{self.name} is out of memory: {nbytes / 2**30:.2f} GiB were asked for,"
+                f" {free / 2**30:.2f} of {total / 2**30:.2f} GiB are free"
+            ) from None
 
-    def _free(self, address: int) -> None:
+    def _take(self, nbytes: int) -> int:
         if self._pool is None:
-            driver.synchronize_stream(self.stream)
+            return driver.allocate(nbytes)
+        return driver.allocate_async(nbytes, self.queue)
+
+    def give_memory(self, address: int) -> None:
+        """See `QueuedDevice`."""
+        if self._pool is None:
+            driver.synchronize_stream(self.queue)
             driver.free(address)
         else:
-            driver.free_async(address, self.stream)
+            driver.free_async(address, self.queue)
 
-    def _free_pinned(self, address: int) -> None:
-        driver.synchronize_stream(self.stream)
-        driver.free_host(address)
-
-    def _destroy_graph(self, executable: driver.Handle) -> None:
-        driver.synchronize_stream(self.stream)
-        driver.destroy_graph(executable)
-
-    def _collect(self) -> None:
-        """Free what has died. Its last use is enqueued already, and frees are ordered after it."""
-        with self.lock:
-            while self.garbage and self.recorder is None:
-                try:
-                    free, handle = self.garbage.popleft()
-                except IndexError:
-                    return
-                free(handle)
+    def _free_pinned(self, address: int, leases: list[Record]) -> None:
+        self.finish(driver.free_host, address)
 
     def memory(self) -> tuple[int, int]:
         """See `Device`; memory that the pool keeps for reuse counts as free."""
         self.enter()
-        self._collect()
+        self.collect()
         free, total = driver.memory_info()
         idle = 0 if self._pool is None else driver.pool_idle(self._pool)
         return free + idle, total
@@ -290,9 +299,9 @@ class CudaDevice(Device):
     def pinned_block(self, nbytes: int) -> _PinnedBlock:
         """See `Device`."""
         self.enter()
-        self._collect()
+        self.collect()
         address = driver.allocate_host(max(nbytes, 1))
-        return _PinnedBlock(_Block(address, None, self._free_pinned, self.garbage), nbytes)
+        return _PinnedBlock(QueuedBlock(address, None, self._free_pinned, self.garbage), nbytes)
 
     # Copies
 
@@ -301,61 +310,63 @@ class CudaDevice(Device):
         if not target.is_contiguous:
             whole = self._temporary(target)
             self.upload(whole, source)
-            self.submit(self.copy_call(target, whole), ())
+            submit_copy(target, whole)
             return
         self.enter()
-        self._collect()
         data = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
         if data.size > _SMALL:
-            self._staging.upload(target.address, data)
+            self.collect()
+            self._staging.upload(target, data)
             return
-        with self.lock:
-            driver.copy_to_device(target.address, data.ctypes.data, data.size, self.stream)
+        to, of, nbytes = target.address, data.ctypes.data, data.size
+        self.submit(
+            lambda queue: driver.copy_to_device(to, of, nbytes, queue),
+            ((target.storage, target.region, True),),
+        )
 
     def download(self, source: "Array") -> np.ndarray[Any, Any]:
         """See `Device`."""
         if not source.is_contiguous:
             whole = self._temporary(source)
-            self.submit(self.copy_call(whole, source), ())
+            submit_copy(whole, source)
             return self.download(whole)
         self.enter()
-        self._collect()
+        self.collect()
         host = np.empty(source.shape, source.dtype.numpy)
-        self._staging.download(host.reshape(-1).view(np.uint8), source.address)
+        with self.watch:
+            self._staging.download(host.reshape(-1).view(np.uint8), source)
         return host
 
     def _temporary(self, like: "Array") -> "Array":
-        from tilert.array import empty
-
         return empty(like.shape, like.dtype, self)
 
-    def copy_call(self, target: "Array", source: "Array") -> Callable[[], None]:
+    def copy_call(self, target: "Array", source: "Array") -> Call:
         """See `Device`."""
         size = target.dtype.itemsize
         plan = copy_plan(target.shape, target.strides, source.strides, size, self._max_pitch)
-        to, of, stream = target.address, source.address, self.stream
+        to, of = target.address, source.address
 
-        def call() -> None:
+        def call(queue: driver.Handle) -> None:
             for a, b in plan.starts:
                 if plan.height == 1:
-                    driver.copy_on_device(to + a, of + b, plan.width, stream)
+                    driver.copy_on_device(to + a, of + b, plan.width, queue)
                 else:
                     driver.copy_rows(
                         (to + a, plan.pitches[0]), (of + b, plan.pitches[1]), plan.width,
-                        plan.height, stream,
+                        plan.height, queue,
                     )  # fmt: skip
 
         return call
 
-    def fill_call(self, target: "Array", value: np.ndarray[Any, Any]) -> Callable[[], None]:
+    def fill_call(self, target: "Array", value: np.ndarray[Any, Any]) -> Call:
         """See `Device`."""
-        address, count, pattern, stream = target.address, target.size, value.tobytes(), self.stream
-        return lambda: driver.fill(address, pattern, count, stream)
+        address, count, pattern = target.address, target.size, value.tobytes()
+        return lambda queue: driver.fill(address, pattern, count, queue)
 
-    def pinned_call(self, target: np.ndarray[Any, Any], source: "Array") -> Callable[[], None]:
+    def pinned_call(self, target: np.ndarray[Any, Any], source: "Array") -> Call:
         """See `Device`."""
-        to, of, nbytes, stream = target.ctypes.data, source.address, source.nbytes, self.stream
-        return lambda: driver.copy_to_host(to, of, nbytes, stream)
+        to, of, nbytes = target.ctypes.data, source.address, source.nbytes
+        return lambda queue: driver.copy_to_host(to, of, nbytes, queue)
 
     # Kernels
 
@@ -363,7 +374,7 @@ class CudaDevice(Device):
         """See `Device`; the cubin comes from the disk cache where it can."""
         from tilert.unsafe_kernel import cuda_source
 
-        source = cuda_source(function, self.arch)
+        source = cuda_source(function, self.arch, self.checks)
         if source.shared_bytes > self._max_shared:
             raise LaunchError(
                 f"kernel '{function.name}' needs {source.shared_bytes} bytes of shared memory,"
@@ -372,24 +383,12 @@ class CudaDevice(Device):
         cubin = disk_cache.cubin(source.text, source.entry, self.arch)
         self.enter()
         handle = driver.load_function(cubin, source.entry, source.shared_bytes)
-        return CudaLauncher(self, function, handle, source.threads, source.shared_bytes)
+        return CudaLauncher(
+            self, function, handle, source.threads, source.shared_bytes, source.sites,
+            source.maps, source.walks,
+        )  # fmt: skip
 
     # Order
-
-    def record_event(self, timing: bool = False) -> Event:
-        """See `Device`."""
-        self.enter()
-        with self.lock:
-            self.refuse_in_capture("recording an event")
-            return CudaEvent(self, timing)
-
-    def after_work(self, done: Callable[[], None]) -> None:
-        """See `Device`."""
-        self.garbage.append((self._finish, done))
-
-    def _finish(self, done: Callable[[], None]) -> None:
-        driver.synchronize_stream(self.stream)
-        done()
 
     def wait_for_stream(self, stream: int | None) -> None:
         """See `Device`."""
@@ -399,10 +398,8 @@ class CudaDevice(Device):
 
     def synchronize(self) -> None:
         """See `Device`."""
-        self.refuse_in_capture("waiting for the device")
-        self.enter()
-        driver.synchronize_stream(self.stream)
-        self._collect()
+        super().synchronize()
+        self.watch.trail.clear()
 
     def info(self) -> dict[str, Any]:
         """See `Device`."""
@@ -421,44 +418,6 @@ class CudaDevice(Device):
 
     # Graphs
 
-    def begin_capture(self) -> None:
+    def make_graph(self, pieces: list[Piece]) -> Executable:
         """See `Device`."""
-        self.enter()
-        self._collect()
-        driver.begin_capture(self.stream)
-
-    def end_capture(self, recorder: "Recorder") -> tuple[Callable[[], None], Callable[[], None]]:
-        """See `Device`."""
-        executable = driver.instantiate(driver.end_capture(self.stream), self.stream)
-        holder = _Executable(self, executable)
-
-        def replay() -> None:
-            self.enter()
-            driver.launch_graph(executable, holder.device.stream)
-
-        return replay, holder.close
-
-    def abort_capture(self) -> None:
-        """See `Device`."""
-        driver.drop_capture(self.stream)
-
-    def destroy_later(self, executable: driver.Handle) -> None:
-        """Free an executable graph once its replays are complete."""
-        self.garbage.append((self._destroy_graph, executable))
-
-
-class _Executable:
-    """Owns an executable graph."""
-
-    def __init__(self, device: CudaDevice, handle: driver.Handle) -> None:
-        self.device = device
-        self._handle: driver.Handle | None = handle
-
-    def close(self) -> None:
-        """Free it once its replays are complete."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            self.device.destroy_later(handle)
-
-    def __del__(self) -> None:
-        self.close()
+        return CudaGraph(self, pieces)

@@ -9,17 +9,30 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from tilert import ir
+from tilert.checks import Check
 from tilert.errors import DeviceError, LaunchError
+from tilert.event import Event
+from tilert.order import Lane
+from tilert.recording import CallList
+from tilert.stream import Stream
 
 if TYPE_CHECKING:
     from tilert.array import Array
-    from tilert.event import Event
-    from tilert.graph import Recorder
+    from tilert.order import Record
+    from tilert.ownership import Region
+    from tilert.rebind import Maker
+    from tilert.recording import Executable, Piece, Recorder
+    from tilert.storage import Storage
+    from tilert.trail import Trail
 
-__all__ = ["Block", "Device", "Launcher", "Use", "device", "standing_in"]
+__all__ = ["Block", "Call", "Device", "Launcher", "Use", "device", "open_device", "standing_in"]
 
-Use = tuple["Array", bool]
-"""An array that submitted work touches, and whether the work writes it."""
+Use = tuple["Storage", "Region", bool]
+"""What submitted work touches of a storage, and whether it writes it."""
+
+Call = Callable[[Any], None]
+"""Enqueues work on a queue of the device that it was made for; may be called any number of times.
+The cpu device's queue is None: work is done at once."""
 
 
 class Block(Protocol):
@@ -33,6 +46,10 @@ class Block(Protocol):
     def host(self) -> np.ndarray[tuple[int], np.dtype[np.uint8]] | None:
         """The bytes, where the host may touch them."""
 
+    @property
+    def leases(self) -> "list[Record]":
+        """The uses of it that may be in flight (rule O4); kept by devices with several queues."""
+
 
 class Launcher(Protocol):
     """A specialised kernel compiled for one device."""
@@ -43,8 +60,8 @@ class Launcher(Protocol):
         index_maps: "Mapping[int, Array]",
         grid: tuple[int, ...],
         programs: int | None = None,
-    ) -> Callable[[], None]:
-        """A call that enqueues the kernel over `grid`. It may be made any number of times.
+    ) -> Call:
+        """A call that enqueues the kernel over `grid`.
 
         Args:
             arrays: one per `ir.Param`, by position.
@@ -54,17 +71,23 @@ class Launcher(Protocol):
 
 
 class Device(ABC):
-    """One processor with its memory and one queue of work, run in order.
+    """One processor with its memory and a queue of work, run in order.
 
     Every piece of work goes through `submit`, in program order; several host threads may use a
-    device. Devices are equal only to themselves: `device(name)` gives the same object each time.
+    device. Streams are more queues, for work that may run beside: what uses the same memory runs
+    in program order all the same (rule O4). On the cpu work is done when it is enqueued, by the
+    thread that enqueues it, so streams exist there and change nothing.
+
+    Devices are equal only to themselves: `device(name)` gives the same object each time.
 
     Attributes:
         kind: "cpu" or "cuda".
         name: what `device(name)` takes, such as "cuda:0".
         concurrent: how many programs run at once, of kernels that walk their pieces.
+        queue: what calls are given, unless they are for a stream.
         lock: held while work is enqueued, and throughout a capture.
         recorder: set during a capture.
+        trail: the ops enqueued last, on devices that report failures late.
         launchers: compiled kernels by what tells them apart.
         kept_launchers: how many of them are kept for certain, and at most twice as many in all;
             None to keep every one.
@@ -77,8 +100,10 @@ class Device(ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.queue: Any = None
         self.lock = threading.RLock()
         self.recorder: Recorder | None = None
+        self.trail: Trail | None = None
         self.launchers: dict[object, Launcher] = {}
         self._older: dict[object, Launcher] = {}
         self._compiling = threading.Lock()
@@ -106,20 +131,40 @@ class Device(ABC):
             self._older, self.launchers = self.launchers, {}
         self.launchers[key] = launcher
 
-    def submit(self, call: Callable[[], None], uses: Iterable[Use], keep: object = None) -> None:
+    def submit(
+        self,
+        call: Call,
+        uses: Iterable[Use],
+        maker: "Maker | None" = None,
+        stream: Stream | None = None,
+    ) -> None:
         """Enqueue `call`, or record it during a capture.
 
         Args:
             call: enqueues the work; may be called again by every replay of a graph.
-            uses: arrays that it touches.
-            keep: anything else that must live as long as the work may run.
+            uses: memory that it touches, which lives as long as a graph that holds the work.
+            maker: makes the call again, on other memory; without, a graph of it cannot be rebound.
+            stream: where to enqueue it; by default the device's own queue.
+
+        Raises:
+            LaunchError: if the stream is closed.
         """
         with self.lock:
-            if self.recorder is not None:
-                self.recorder.note(uses, keep)
-                if self._defer(call, self.recorder):
-                    return
-            call()
+            lane = None if stream is None else stream.lane()
+            if self.recorder is None:
+                call(self.queue)
+            else:
+                self.recorder.note(call, tuple(uses), maker, lane)
+
+    def stream(self) -> Stream:
+        """A queue of its own beside the device's, behind everything enqueued so far."""
+        return Stream(self, Lane(None))
+
+    def close_lane(self, lane: Lane) -> None:  # noqa: B027
+        """A stream has ended; called with the lock held."""
+
+    def drop_lane(self, lane: Lane) -> None:  # noqa: B027
+        """A stream was dropped while open. Called by finalisers."""
 
     def refuse_in_capture(self, what: str) -> None:
         """Raise if this thread is capturing a graph, which cannot hold `what`.
@@ -154,12 +199,15 @@ class Device(ABC):
     def download(self, source: "Array") -> np.ndarray[Any, Any]:
         """A host copy, after all earlier work."""
 
+    def adopt(self, block: Block, nbytes: int) -> None:  # noqa: B027
+        """Told of memory that work on the device's own queue may use from now on."""
+
     @abstractmethod
-    def copy_call(self, target: "Array", source: "Array") -> Callable[[], None]:
+    def copy_call(self, target: "Array", source: "Array") -> Call:
         """A call that enqueues a copy between two arrays of one shape and dtype."""
 
     @abstractmethod
-    def fill_call(self, target: "Array", value: np.ndarray[Any, Any]) -> Callable[[], None]:
+    def fill_call(self, target: "Array", value: np.ndarray[Any, Any]) -> Call:
         """A call that enqueues setting every element of a contiguous array to a 0-d value."""
 
     def lent(self, array: "Array") -> None:  # noqa: B027
@@ -170,16 +218,23 @@ class Device(ABC):
         """Host memory that the device copies to and from without the host's help."""
 
     @abstractmethod
-    def pinned_call(self, target: np.ndarray[Any, Any], source: "Array") -> Callable[[], None]:
+    def pinned_call(self, target: np.ndarray[Any, Any], source: "Array") -> Call:
         """A call that enqueues a copy of a contiguous array to pinned memory."""
 
     @abstractmethod
-    def record_event(self, timing: bool = False) -> "Event":
-        """A mark after all work enqueued so far.
+    def record_event(self, timing: bool = False, stream: Stream | None = None) -> Event:
+        """A mark after all work enqueued so far on the device's own queue, or on a stream.
 
         Args:
             timing: whether `Event.since` may be asked about it.
+
+        Raises:
+            LaunchError: if the stream is closed, or during a capture.
         """
+
+    def end(self, stream: Stream | None) -> Event:
+        """As `record_event`, of a stream that may be closed since, and for waiting only."""
+        return _AtOnce(self)
 
     def after_work(self, done: Callable[[], None]) -> None:
         """Call `done` once all work enqueued so far is complete. May be called by finalisers."""
@@ -192,7 +247,7 @@ class Device(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait for all enqueued work.
+        """Wait for all enqueued work, on all streams.
 
         Raises:
             DeviceError: if some of it failed.
@@ -206,21 +261,29 @@ class Device(ABC):
     def info(self) -> dict[str, Any]:
         """What the device is, for people and reports: at least `name` and `kind`."""
 
-    @abstractmethod
-    def begin_capture(self) -> None:
-        """Start recording submitted work."""
+    def make_graph(self, pieces: "list[Piece]") -> "Executable":
+        """Recorded work, ready to be enqueued as one."""
+        return CallList(pieces)
 
-    @abstractmethod
-    def end_capture(self, recorder: "Recorder") -> tuple[Callable[[], None], Callable[[], None]]:
-        """Stop recording; gives the call that replays and the call that frees."""
 
-    @abstractmethod
-    def abort_capture(self) -> None:
-        """Stop recording and forget it. Never raises."""
+class _AtOnce(Event):
+    """The end of work on a device that has done it when it is enqueued."""
 
-    def _defer(self, call: Callable[[], None], recorder: "Recorder") -> bool:
-        """Whether recorded work waits for the replay instead of being called now."""
-        return False
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def done(self) -> bool:
+        """See `Event`."""
+        self._device.synchronize()
+        return True
+
+    def wait(self) -> None:
+        """See `Event`."""
+        self._device.synchronize()
+
+    def since(self, earlier: Event) -> float:
+        """See `Event`."""
+        return 0.0
 
 
 _devices: dict[str, Device] = {}
@@ -245,7 +308,7 @@ def device(name: str = "auto") -> Device:
     with _devices_lock:
         found = _devices.get(name)
         if found is None:
-            found = _devices[name] = _open(name)
+            found = _devices[name] = open_device(name)
         return found
 
 
@@ -264,15 +327,16 @@ def standing_in(other: Device) -> Iterator[None]:
                 _devices[other.name] = before
 
 
-def _open(name: str) -> Device:
+def open_device(name: str, check: Check = None) -> Device:
+    """A new device called "cpu" or "cuda:<n>"."""
     if name == "cpu":
         from tilert.cpu_device import CpuDevice
 
-        return CpuDevice()
+        return CpuDevice(check)
     kind, _, number = name.partition(":")
     if kind != "cuda" or not number.isascii() or not number.isdigit():
         raise DeviceError(f"unknown device '{name}'; use cpu, cuda, cuda:<number> or auto")
     # Reached only when a GPU is asked for: importing tilert needs no CUDA.
     from tilert.cuda_device import CudaDevice
 
-    return CudaDevice(int(number))
+    return CudaDevice(int(number), check)

@@ -7,17 +7,22 @@ reports a failure; `OutOfMemoryError` is the one that callers tell apart.
 import ctypes
 import functools
 import os
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from tilert.errors import DeviceError
 
-__all__ = ["Handle", "Launch", "OutOfMemoryError"]
+__all__ = ["Handle", "Launch", "LostError", "OutOfMemoryError"]
 
 Handle: TypeAlias = Any
 
 
 class OutOfMemoryError(DeviceError):
     """The device has not enough memory left."""
+
+
+class LostError(DeviceError):
+    """Earlier work has made the device unusable for this process."""
 
 
 @functools.cache
@@ -80,7 +85,9 @@ def _fail(name: str, status: Any) -> None:
         cu.CUresult.CUDA_ERROR_LAUNCH_TIMEOUT,
     )
     if status in sticky:
-        message += "; an op enqueued earlier caused it, and the process must be started again"
+        raise LostError(
+            f"{message}; an op enqueued earlier caused it, and the process must be started again"
+        )
     raise DeviceError(message)
 
 
@@ -177,6 +184,11 @@ def wait_event(event: Handle) -> None:
 def event_seconds(start: Handle, end: Handle) -> float:
     """Device time between two timing events."""
     return float(_call("cuEventElapsedTime", start, end)) / 1e3
+
+
+def hold_stream(stream: Handle, event: Handle) -> None:
+    """Put all later work of the stream behind what the event is behind at this moment."""
+    _call("cuStreamWaitEvent", stream, event, 0)
 
 
 def destroy_event(event: Handle) -> None:
@@ -301,15 +313,78 @@ def load_function(cubin: bytes, name: str, shared_bytes: int) -> Handle:
     return function
 
 
+class TensorMap:
+    """A packed tensor map: 128 bytes, aligned as many.
+
+    Attributes:
+        address: of the first byte, for as long as this lives.
+    """
+
+    __slots__ = ("_buffer", "address")
+
+    def __init__(self) -> None:
+        self._buffer = (ctypes.c_uint8 * 256)()
+        self.address = -(-ctypes.addressof(self._buffer) // 128) * 128
+
+
+@functools.cache
+def _encode_tiled() -> Callable[..., int]:
+    """cuTensorMapEncodeTiled by its address: the bindings' own objects are not aligned enough."""
+    address, _ = _call("cuGetProcAddress", b"cuTensorMapEncodeTiled", 12000, 0)
+    long, word = ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_uint32)
+    return ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, long, long,
+        word, word, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int,
+    )(int(address))  # fmt: skip
+
+
+def tensor_map(
+    kind: str,
+    address: int,
+    dims: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+) -> TensorMap:
+    """A packed tensor map with a swizzle of 128 bytes and zeros outside; see `tilert.tensor_map`.
+
+    Args:
+        kind: the element type in CUDA's spelling, such as "BFLOAT16".
+        dims, strides, box: innermost first; `strides` in bytes, without the innermost.
+    """
+    cu, rank = _cu(), len(dims)
+    packed = TensorMap()
+    modes = (
+        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    status = _encode_tiled()(
+        packed.address,
+        int(getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{kind}")),
+        rank,
+        address,
+        (ctypes.c_uint64 * rank)(*dims),
+        (ctypes.c_uint64 * (rank - 1))(*strides),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        *(int(mode) for mode in modes),
+    )
+    if status:
+        _fail("cuTensorMapEncodeTiled", cu.CUresult(status))
+    return packed
+
+
 class Launch:
     """A kernel launch with its arguments packed, callable any number of times.
 
     Args:
         values: the kernel's arguments: addresses, int64 and int32, each in 8 bytes; a kernel reads
             the low ones (both CUDA's hosts and devices are little-endian).
+        maps: tensor maps that it takes before them.
     """
 
-    __slots__ = ("_args", "_launch", "_ok", "_values")
+    __slots__ = ("_head", "_launch", "_maps", "_ok", "_tail", "_values")
 
     def __init__(
         self,
@@ -317,25 +392,27 @@ class Launch:
         blocks: int,
         threads: int,
         shared_bytes: int,
-        stream: Handle,
         values: list[int],
+        maps: Sequence[TensorMap] = (),
     ) -> None:
         cu = _cu()
-        n = len(values)
+        n, first = len(values), len(maps)
         # The values, then the pointers to them that the driver takes.
-        self._values = (ctypes.c_int64 * (2 * n))()
+        self._values = (ctypes.c_int64 * (2 * n + first))()
+        self._maps = maps
         base = ctypes.addressof(self._values)
+        for i, packed in enumerate(maps):
+            self._values[n + i] = packed.address
         for i, value in enumerate(values):
             self._values[i] = value
-            self._values[n + i] = base + 8 * i
-        self._args = (
-            function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, base + 8 * n, 0,
-        )  # fmt: skip
+            self._values[n + first + i] = base + 8 * i
+        self._head = (function, blocks, 1, 1, threads, 1, 1, shared_bytes)
+        self._tail = (base + 8 * n, 0)
         self._launch = cu.cuLaunchKernel
         self._ok = cu.CUresult.CUDA_SUCCESS
 
-    def __call__(self) -> None:
-        (status,) = self._launch(*self._args)
+    def __call__(self, stream: Handle) -> None:
+        (status,) = self._launch(*self._head, stream, *self._tail)
         if status != self._ok:
             _fail("cuLaunchKernel", status)
 
@@ -370,6 +447,22 @@ def instantiate(graph: Handle, stream: Handle) -> Handle:
         _call("cuGraphDestroy", graph)
     _call("cuGraphUpload", executable, stream)
     return executable
+
+
+def update_graph(executable: Handle, graph: Handle) -> bool:
+    """Have an executable graph do what `graph` does, from its next launch on; gives whether that
+    could be done. Where it could not, nothing has changed. `graph` is destroyed.
+    """
+    cu = _cu()
+    try:
+        status, _ = cu.cuGraphExecUpdate(executable, graph)
+    finally:
+        _call("cuGraphDestroy", graph)
+    if status == cu.CUresult.CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE:
+        return False
+    if status != cu.CUresult.CUDA_SUCCESS:
+        _fail("cuGraphExecUpdate", status)
+    return True
 
 
 def launch_graph(executable: Handle, stream: Handle) -> None:

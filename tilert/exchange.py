@@ -49,7 +49,7 @@ def from_dlpack(source: Any, device: Device | None = None, readonly: bool = Fals
         )
     kind, number = source.__dlpack_device__()
     found = _checked(int(kind), int(number), device)
-    asked = {} if kind == CPU else {"stream": int(getattr(found, "stream", 0))}
+    asked = {} if kind == CPU else {"stream": int(found.queue or 0)}
     try:
         capsule = source.__dlpack__(max_version=(1, 0), **asked)
     except TypeError:

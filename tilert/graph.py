@@ -1,102 +1,112 @@
 """Graphs: work recorded once and enqueued again at each replay (rule O6)."""
 
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tilert.device import Device, Use
 from tilert.errors import LaunchError
-from tilert.pending import Pending
+from tilert.ownership import Place, caller
+from tilert.rebind import Swap
+from tilert.recording import Piece, Recorder
 
 if TYPE_CHECKING:
+    from tilert.array import Array
     from tilert.ownership import Region
     from tilert.storage import Storage
+    from tilert.stream import Stream
 
-__all__ = ["Graph", "Recorder", "capture"]
-
-
-class Recorder:
-    """What a capture has seen: the memory that its work touches and what must stay alive.
-
-    Attributes:
-        calls: recorded work, on devices that do not record it themselves.
-        regions: for each storage the regions used.
-        kept: what else must stay alive.
-    """
-
-    def __init__(self) -> None:
-        self.calls: list[Callable[[], None]] = []
-        self.regions: dict[Storage, dict[Region, None]] = {}
-        self.kept: list[object] = []
-        # Weakly: what the recorded function itself drops gives its array back at once.
-        self._pending: list[weakref.ref[Pending]] = []
-
-    def watch(self, made: Pending) -> None:
-        """Remember a partition or an op that is made during the capture."""
-        self._pending.append(weakref.ref(made))
-
-    def drop(self) -> None:
-        """The capture has failed: give back every array that was moved in it.
-
-        Whoever keeps the exception keeps the frames of the failed function, and so what they hold.
-        """
-        for reference in self._pending:
-            made = reference()
-            if made is not None:
-                made.release()
-
-    def note(self, uses: Iterable[Use], keep: object) -> None:
-        """Remember one piece of work."""
-        for array, _ in uses:
-            self.regions.setdefault(array.storage, {})[array.region] = None
-        if keep is not None:
-            self.kept.append(keep)
+__all__ = ["Graph", "capture"]
 
 
 class Graph:
     """Recorded work on one device. It keeps every array it touches alive until it is closed."""
 
-    def __init__(
-        self,
-        device: Device,
-        recorder: Recorder,
-        enqueue: Callable[[], None],
-        free: Callable[[], None],
-    ) -> None:
+    def __init__(self, device: Device, pieces: list[Piece], place: Place) -> None:
         self.device = device
-        self._enqueue = enqueue
-        self._free = free
-        self._kept = recorder.kept
-        self._regions = [(storage, list(used)) for storage, used in recorder.regions.items()]
+        self._captured = None, place
+        self._executable = device.make_graph(pieces)
+        self._enqueue = self._executable.enqueue
         self._open = True
+        self._adopt(pieces)
 
-    def replay(self) -> None:
-        """Enqueue everything again, in the recorded order.
+    def _adopt(self, pieces: list[Piece]) -> None:
+        """Keep what the pieces use, and what is needed to make them again."""
+        used: dict[Storage, dict[Region, bool]] = {}
+        for piece in pieces:
+            piece.call = None
+            for storage, region, write in piece.uses:
+                regions = used.setdefault(storage, {})
+                regions[region] = write or regions.get(region, False)
+        self._pieces = pieces
+        self._regions = [(storage, list(regions.items())) for storage, regions in used.items()]
+        self._uses: list[Use] = [
+            (storage, region, write)
+            for storage, regions in self._regions
+            for region, write in regions
+        ]
+
+    def replay(self, stream: "Stream | None" = None) -> None:
+        """Enqueue everything again: one piece of work, which reads and writes what was recorded.
+
+        Args:
+            stream: where; by default the device's own. The streams of the capture do not matter.
 
         Raises:
-            LaunchError: if the graph is closed, or during a capture.
-            MovedError: if an op holds memory that the graph uses (O5).
+            LaunchError: if the graph or the stream is closed, or during a capture.
+            MovedError: if an op, or a borrower who may write, holds memory that the graph uses
+                (O5), or anybody memory that it writes.
         """
         device = self.device
         with device.lock:
-            if not self._open:
-                raise LaunchError("O6 graphs: this graph is closed; capture it again")
+            self._check_open()
             if device.recorder is not None:
                 device.refuse_in_capture("the replay of another graph")
             for storage, regions in self._regions:
                 if storage.holds:
-                    for region in regions:
-                        storage.check_free(region)
-            self._enqueue()
+                    for region, write in regions:
+                        storage.check_free(region, write)
+            if device.trail is not None:
+                device.trail.add(self._captured)
+            device.submit(self._enqueue, self._uses, None, stream)
+
+    def rebind(self, arrays: "Mapping[Array, Array]") -> None:
+        """From the next replay on, use other memory in the place of some.
+
+        Every use of the memory of a key, also through views of it made in the capture, goes to the
+        same place of its value. Replays that are enqueued already keep to the memory they had, and
+        the graph holds what it uses now, until it is closed. Where this raises, nothing changes.
+
+        Args:
+            arrays: of one shape, strides and dtype each. The keys are what the graph uses at
+                present: the recorded arrays, or what they were bound to since.
+
+        Raises:
+            LaunchError: if two arrays of a pair differ, or the graph uses no memory of a key, or
+                only together with memory beside it; if the graph is closed; during a capture.
+            OwnershipError: if a piece of work would reach what it writes through two of its
+                arguments (O3), write what may not be written, or find its pieces by an index map
+                that others have not proven (O7).
+        """
+        with self.device.lock:
+            self._check_open()
+            self.device.refuse_in_capture("rebinding a graph")
+            swap = Swap(self.device, arrays)
+            pieces = [swap.piece(piece) for piece in self._pieces]
+            swap.check_used()
+            self._executable.update(pieces)
+            self._adopt(pieces)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise LaunchError("O6 graphs: this graph is closed; capture it again")
 
     def close(self) -> None:
         """Forget the recorded work and let go of its arrays; enqueued replays still complete."""
         with self.device.lock:
             if self._open:
                 self._open = False
-                self._free()
-                self._regions = []
-                self._kept = []
+                self._executable.close()
+                self._adopt([])
 
     def __enter__(self) -> "Graph":
         return self
@@ -109,29 +119,24 @@ def capture(device: Device, fn: Callable[[], Any]) -> Graph:
     """Call `fn()` once and record the ops it runs and the device copies it makes.
 
     Nothing is executed. Other threads' work on the device waits for the end of the capture. What a
-    later replay reads and writes are the recorded arrays: change inputs by copying into them.
+    later replay reads and writes are the recorded arrays: change inputs by copying into them, or
+    with `Graph.rebind`. Work on streams becomes branches of the graph, which may run at the same
+    time; what uses the same memory keeps its order.
 
     Raises:
         LaunchError: if `fn` does what a graph cannot hold: read on the host, copy from the host,
             wait, or capture. What `fn` raises passes through. The recording is dropped then, and
             with it the partitions and ops made in it: their arrays are free again.
     """
+    place = caller(2)
     with device.lock:
         device.refuse_in_capture("another capture")
-        recorder = Recorder()
-        device.begin_capture()
-        device.recorder = recorder
+        device.recorder = recorder = Recorder()
         try:
             fn()
+            device.recorder = None
+            return Graph(device, recorder.pieces, place)
         except BaseException:
             device.recorder = None
-            device.abort_capture()
             recorder.drop()
             raise
-        device.recorder = None
-        try:
-            enqueue, free = device.end_capture(recorder)
-        except BaseException:
-            recorder.drop()
-            raise
-        return Graph(device, recorder, enqueue, free)

@@ -2,14 +2,16 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from tilert import ir
 from tilert.array import Array
+from tilert.bound import Bound, nothing
 from tilert.constant import constant_key
 from tilert.device import Device, Use
 from tilert.errors import LaunchError, MovedError, OwnershipError, TilertError
+from tilert.event import Event
 from tilert.limits import MAX_EXTENT
 from tilert.ownership import Place, caller, check_alias, check_free
 from tilert.parameters import Decl, Plan
@@ -17,6 +19,8 @@ from tilert.partition import Partition
 from tilert.pending import note_pending
 from tilert.repeat import Repeat, keep, repeat_key
 from tilert.repeated_index import check_repeats
+from tilert.stream import Stream
+from tilert.work import Work
 
 __all__ = ["Op", "Plan", "make_op"]
 
@@ -41,34 +45,37 @@ class _Kernel(Protocol):
     ) -> ir.Function: ...
 
 
-class Op:
+class Op(Work):
     """A launch that has not happened yet. It holds the partitioned arrays until it runs.
 
     Dropping an op that never ran gives them back.
     """
 
-    __slots__ = ("__weakref__", "_call", "_muts", "_refs", "device", "kernel", "place")
+    __slots__ = ("_bound", "_muts", "_refs", "kernel", "place")
+
+    device: Device
 
     def __init__(
         self,
         kernel: str,
         place: Place,
         device: Device,
-        call: Callable[[], None],
+        bound: Bound,
         muts: list[Partition],
         refs: list[Array],
     ) -> None:
         self.kernel = kernel
         self.place = place
         self.device = device
-        self._call: Callable[[], None] | None = call
+        self._stream: Stream | None = None
+        self._bound: Bound | None = bound
         self._muts = muts
         self._refs = refs
         if device.recorder is not None:
             note_pending(device, self)
 
     def __repr__(self) -> str:
-        state = "has run" if self._call is None else "not run"
+        state = "has run" if self._bound is None else "not run"
         return f"<op '{self.kernel}' created at {self.place}, {state}>"
 
     def run(self) -> Any:
@@ -82,19 +89,27 @@ class Op:
             MovedError: if another op or partition holds what this one reads; it can run later.
             DeviceError: if the launch fails; the arrays come back all the same.
         """
-        call = self._call
-        if call is None:
+        bound = self._bound
+        if bound is None:
             raise LaunchError(
                 f"op '{self.kernel}' created at {self.place} has already run; call the kernel"
                 " again to make another"
             )
         muts, refs = self._muts, self._refs
         self._check_held(muts, refs)
-        self._call, self._muts, self._refs = None, [], []
+        self._bound, self._muts, self._refs = None, [], []
+        trail = self.device.trail
+        if trail is not None:
+            trail.add((self.kernel, self.place))
         try:
-            self.device.submit(call, _uses(muts, refs))
+            maker = None
+            if self.device.recorder is not None:
+                maker = bound.maker(f"op '{self.kernel}' created", self.place, muts, refs)
+            self.device.submit(bound.call, _uses(muts, refs), maker, self._stream)
         except TilertError as error:
             error.add_note(f"while running op '{self.kernel}' created at {self.place}")
+            if trail is not None:
+                trail.explain(error)
             raise
         finally:
             for mut in muts:
@@ -106,8 +121,8 @@ class Op:
         for mut in muts:
             if not mut.held:
                 raise LaunchError(
-                    f"op '{self.kernel}' created at {self.place} was made in a capture that failed;"
-                    " call the kernel again to make another"
+                    f"op '{self.kernel}' created at {self.place} was released, or was made in a"
+                    " capture that failed; call the kernel again to make another"
                 )
         for ref in refs:
             holds = ref.storage.holds
@@ -125,23 +140,15 @@ class Op:
         for mut in self._muts:
             mut.release()
 
-    def sync(self) -> Any:
-        """Run, and wait for the device; gives what `run` gives.
-
-        Raises:
-            As `run`, and LaunchError during a capture.
-        """
-        self.device.refuse_in_capture("waiting for an op")
-        arrays = self.run()
-        self.device.synchronize()
-        return arrays
+    def _ends(self) -> Iterator[Event]:
+        yield self.device.end(self._stream)
 
 
 def _uses(muts: list[Partition], refs: list[Array]) -> Iterator[Use]:
     for mut in muts:
-        yield mut.array, True
+        yield mut.array.storage, mut.region, True
     for ref in refs:
-        yield ref, False
+        yield ref.storage, ref.region, False
 
 
 def make_op(kernel: _Kernel, values: Sequence[Any]) -> Op:
@@ -196,7 +203,7 @@ def _again(
             _check_ownership(kernel, values)
             break
     device = taken[0].array.storage.device
-    return Op(name, place, device, repeat.call, taken, repeat.maps + refs if repeat.maps else refs)
+    return Op(name, place, device, repeat.bound, taken, repeat.maps + refs if repeat.maps else refs)
 
 
 def _make_op(
@@ -266,7 +273,7 @@ def _make_op(
         grid = _common_grid(kernel, taken)
     count = math.prod(grid)
     if count == 0:
-        return Op(kernel.name, place, device, _nothing, taken, refs)
+        return Op(kernel.name, place, device, nothing(plan), taken, refs)
     if count > MAX_EXTENT:
         raise LaunchError(
             f"kernel '{kernel.name}' would run {count} programs, more than 2^31 - 1; use larger"
@@ -284,17 +291,15 @@ def _make_op(
             found, lambda: kernel.specialize(*_specialisation(kernel, values, static_grid))
         )
     if plan.walks:
-        call = launcher.bind(arrays, maps, grid, programs or device.concurrent)
+        programs = programs or device.concurrent
+        call = launcher.bind(arrays, maps, grid, programs)
     else:
         call = launcher.bind(arrays, maps, grid)
+    bound = Bound(call, launcher, plan, grid, programs)
     if repeat is not None:
         named = [*arrays, *[mut.index_map for mut in taken if mut.index_map is not None]]
-        keep(taken[0].array, repeat, call, list(maps.values()), named)
-    return Op(kernel.name, place, device, call, taken, refs)
-
-
-def _nothing() -> None:
-    """The work of a launch whose grid is empty."""
+        keep(taken[0].array, repeat, bound, list(maps.values()), named)
+    return Op(kernel.name, place, device, bound, taken, refs)
 
 
 def _wrong_mut(kernel: _Kernel, decl: Decl, value: object) -> LaunchError:

@@ -10,7 +10,9 @@ from types import CodeType
 from tilert.errors import MovedError, OwnershipError
 from tilert.lattice import TooHardError, collision, solve
 
-__all__ = ["Hold", "Place", "Region", "caller", "check_alias", "check_free", "overlap"]
+__all__ = [
+    "Hold", "Place", "Region", "caller", "check_alias", "check_free", "covers", "overlap",
+]  # fmt: skip
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -165,6 +167,45 @@ def overlap(a: Region, b: Region) -> bool:
         return solve(steps, way) is not None
     except TooHardError:
         return True
+
+
+def covers(whole: Region, part: Region) -> bool:
+    """Whether every byte of `part` is one of `whole`, as far as that is simple to see.
+
+    Of regions of one storage. Where `whole` has gaps: whether `part` is made of it by indexing.
+    """
+    if part.low == part.high or whole == part:
+        return True
+    if part.low < whole.low or part.high > whole.high:
+        return False
+    if whole.dense:
+        return True
+    if part.itemsize != whole.itemsize:
+        return False
+    # The index in each axis of `whole` where `part` begins, and how far it goes from there.
+    axes = [(s, n) for s, n in zip(whole.strides, whole.shape, strict=True) if n > 1 and s]
+    axes.sort(reverse=True)
+    left = part.start - whole.start
+    if left < 0 or any(stride < 0 for stride, _ in axes):
+        return False
+    low: list[int] = []
+    for stride, n in axes:
+        low.append(min(left // stride, n - 1))
+        left -= low[-1] * stride
+    if left:
+        return False
+    high = list(low)
+    for step, n in zip(part.strides, part.shape, strict=True):
+        if n == 1 or not step:
+            continue
+        found = [at for at, (stride, _) in enumerate(axes) if step % stride == 0]
+        if not found:
+            return False
+        at = found[0]
+        way = step // axes[at][0] * (n - 1)
+        low[at] += min(way, 0)
+        high[at] += max(way, 0)
+    return all(a >= 0 and b < n for a, b, (_, n) in zip(low, high, axes, strict=True))
 
 
 @dataclass(eq=False, slots=True)

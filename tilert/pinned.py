@@ -8,6 +8,9 @@ import numpy as np
 from tilert.array import Array
 from tilert.device import Device
 from tilert.dtypes import DType
+from tilert.ownership import Region
+from tilert.rebind import Maker
+from tilert.storage import Storage
 
 __all__ = ["Pinned", "pinned"]
 
@@ -25,8 +28,8 @@ class Pinned:
         self.dtype = dtype
         self.device = device
         nbytes = math.prod(shape) * dtype.itemsize
-        self._block = device.pinned_block(nbytes)
-        host = self._block.host
+        self._storage = Storage(device, nbytes, device.pinned_block(nbytes))
+        host = self._storage.host
         if host is None:
             raise TypeError(f"{device.name} gave pinned memory that the host cannot see")
         self.numpy: np.ndarray[Any, Any] = host.view(dtype.numpy).reshape(shape)
@@ -50,8 +53,13 @@ class Pinned:
             raise ValueError(f"the source must be a contiguous array on {self.device.name}")
         source.check_free()
         if source.size:
-            call = self.device.pinned_call(self.numpy, source)
-            self.device.submit(call, ((source, False),), keep=self._block)
+            device, numpy = self.device, self.numpy
+            whole = Region(0, (self._storage.nbytes,), (1,), 1)
+            uses = (source.storage, source.region, False), (self._storage, whole, True)
+            maker = None
+            if device.recorder is not None:
+                maker = Maker("a copy", lambda of: device.pinned_call(numpy, of[0]), (source,))
+            device.submit(device.pinned_call(numpy, source), uses, maker)
 
 
 def pinned(shape: int | tuple[int, ...], dtype: DType, device: Device) -> Pinned:

@@ -6,7 +6,7 @@ first one, for most views are written once; they go with any of their arrays.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilert.constant import constant_key
@@ -14,7 +14,8 @@ from tilert.partition import Partition
 
 if TYPE_CHECKING:
     from tilert.array import Array
-    from tilert.op import Plan
+    from tilert.bound import Bound
+    from tilert.parameters import Plan
 
 __all__ = ["Repeat", "keep", "repeat_key"]
 
@@ -28,16 +29,16 @@ class Repeat:
     """A launch that may be made again.
 
     Attributes:
-        call: enqueues it.
+        bound: the kernel bound to the arrays.
         maps: the entries of index maps that it reads.
     """
 
-    __slots__ = ("_watched", "call", "maps")
+    __slots__ = ("_watched", "bound", "maps")
 
     def __init__(
-        self, call: Callable[[], None], maps: list["Array"], watched: list[weakref.ref[Any]]
+        self, bound: "Bound", maps: list["Array"], watched: list[weakref.ref[Any]]
     ) -> None:
-        self.call = call
+        self.bound = bound
         self.maps = maps
         self._watched = watched
 
@@ -64,7 +65,7 @@ def repeat_key(kernel: Any, plan: "Plan", values: Sequence[Any]) -> Key | None:
 def keep(
     first: "Array",
     key: Key,
-    call: Callable[[], None],
+    bound: "Bound",
     maps: list["Array"],
     others: Sequence[object],
 ) -> None:
@@ -89,4 +90,4 @@ def keep(
             array.repeats.pop(key, None)
 
     watched = [weakref.ref(other, forget) for other in others if other is not first]
-    repeats[key] = Repeat(call, maps, watched)
+    repeats[key] = Repeat(bound, maps, watched)

@@ -11,6 +11,7 @@ import numpy as np
 from tilert import driver
 
 if TYPE_CHECKING:
+    from tilert.array import Array
     from tilert.cuda_device import CudaDevice
 
 __all__ = ["Staging"]
@@ -45,23 +46,23 @@ class Staging:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="tilert-staging")
         self._workers = workers
 
-    def upload(self, address: int, data: Bytes) -> None:
-        """Copy host bytes to the device; `data` has been read when this returns."""
-        with self._lock:
+    def upload(self, target: "Array", data: Bytes) -> None:
+        """Copy host bytes to a contiguous array; `data` has been read when this returns."""
+        queue, address = self._device.queue, target.address
+        with self._lock, self._device.transfer((target.storage, target.region, True)):
             for start in range(0, data.size, _CHUNK):
                 part = data[start : start + _CHUNK]
                 slot = self._take()
                 driver.wait_event(slot.event)
                 self._copy(slot.host[: part.size], part)
                 with self._device.lock:
-                    driver.copy_to_device(
-                        address + start, slot.block.address, part.size, self._device.stream
-                    )
-                    driver.record_event(slot.event, self._device.stream)
+                    driver.copy_to_device(address + start, slot.block.address, part.size, queue)
+                    driver.record_event(slot.event, queue)
 
-    def download(self, data: Bytes, address: int) -> None:
-        """Fill host bytes from the device, after everything enqueued so far."""
-        with self._lock:
+    def download(self, data: Bytes, source: "Array") -> None:
+        """Fill host bytes from a contiguous array, after all work enqueued that writes it."""
+        queue, address = self._device.queue, source.address
+        with self._lock, self._device.transfer((source.storage, source.region, False)):
             pending: list[tuple[_Slot, Bytes]] = []
             for start in range(0, data.size, _CHUNK):
                 part = data[start : start + _CHUNK]
@@ -70,10 +71,8 @@ class Staging:
                 slot = self._take()
                 driver.wait_event(slot.event)
                 with self._device.lock:
-                    driver.copy_to_host(
-                        slot.block.address, address + start, part.size, self._device.stream
-                    )
-                    driver.record_event(slot.event, self._device.stream)
+                    driver.copy_to_host(slot.block.address, address + start, part.size, queue)
+                    driver.record_event(slot.event, queue)
                 pending.append((slot, part))
             for slot, part in pending:
                 self._drain(slot, part)

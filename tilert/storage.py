@@ -22,9 +22,10 @@ class Storage:
         address: of the first byte, in the device's address space.
         host: the bytes as uint8[nbytes] where the host may touch them (cpu), else None.
         holds: regions that partitions and ops hold at present.
+        leases: uses by work that may be in flight (rule O4), which go on when the storage is gone.
     """
 
-    __slots__ = ("__weakref__", "address", "block", "device", "holds", "host", "nbytes")
+    __slots__ = ("__weakref__", "address", "block", "device", "holds", "host", "leases", "nbytes")
 
     def __init__(self, device: "Device", nbytes: int, block: "Block | None" = None) -> None:
         self.device = device
@@ -32,6 +33,7 @@ class Storage:
         self.block = device.allocate(nbytes) if block is None else block
         self.address: int = self.block.address
         self.host: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = self.block.host
+        self.leases = self.block.leases
         # A dict for its atomic insert and remove: leases end in finalisers, in any thread.
         self.holds: dict[Hold, None] = {}
 

@@ -4,19 +4,23 @@ Running a program on it shows, without a GPU, every kernel that the program woul
 very specialisations that it would launch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilert import ir, nvrtc
-from tilert.device import Device, Launcher
+from tilert.checks import Check, checks_of
+from tilert.device import Call, Device, Launcher
 from tilert.event import DoneEvent, Event
+from tilert.recording import CallList, Executable, Piece
+from tilert.stream import Stream
+from tilert.tensor_map import TensorMap, encoding
 
 if TYPE_CHECKING:
     from tilert.array import Array
-    from tilert.graph import Recorder
+    from tilert.order import Record
 
 __all__ = ["CompiledKernel", "TargetDevice"]
 
@@ -39,6 +43,7 @@ class CompiledKernel:
 class _Block:
     def __init__(self, address: int) -> None:
         self.address = address
+        self.leases: list[Record] = []
         self.host: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = None
 
 
@@ -46,12 +51,14 @@ class _HostBlock:
     def __init__(self, nbytes: int) -> None:
         self.host: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = np.zeros(nbytes, np.uint8)
         self.address: int = self.host.ctypes.data
+        self.leases: list[Record] = []
 
 
 @dataclass
 class _Launcher:
     launches: list[str] = field(default_factory=list)
     name: str = ""
+    maps: tuple[TensorMap, ...] = ()
 
     def bind(
         self,
@@ -59,9 +66,12 @@ class _Launcher:
         index_maps: "Mapping[int, Array]",
         grid: tuple[int, ...],
         programs: int | None = None,
-    ) -> Callable[[], None]:
+    ) -> Call:
         """A call that only counts."""
-        return lambda: self.launches.append(self.name)
+        for spec in self.maps:
+            a = arrays[spec.param]
+            encoding(spec, a.dtype, a.address, a.shape, a.strides)
+        return lambda queue: self.launches.append(self.name)
 
 
 class TargetDevice(Device):
@@ -69,14 +79,16 @@ class TargetDevice(Device):
 
     Attributes:
         arch: what kernels are compiled for, such as "sm_90a".
+        checks: which checks are compiled in.
         kernels: everything compiled so far, in order.
         launches: names of the kernels launched so far, in order.
     """
 
     kind = "cuda"
 
-    def __init__(self, arch: str) -> None:
+    def __init__(self, arch: str, check: Check = False) -> None:
         super().__init__(f"target:{arch}")
+        self.checks = checks_of(check)
         self.arch = arch
         self.kernels: list[CompiledKernel] = []
         self.launches: list[str] = []
@@ -92,14 +104,14 @@ class TargetDevice(Device):
         """See `Device`."""
         from tilert.unsafe_kernel import cuda_source
 
-        source = cuda_source(function, self.arch)
+        source = cuda_source(function, self.arch, self.checks)
         used = nvrtc.resources(source.text, source.entry, self.arch)
         self.kernels.append(
             CompiledKernel(
                 function.name, source.text, source.entry, source.threads, source.shared_bytes, used
             )
         )
-        return _Launcher(self.launches, function.name)
+        return _Launcher(self.launches, function.name, source.maps)
 
     def upload(self, target: "Array", source: np.ndarray[Any, Any]) -> None:
         """See `Device`; the data is dropped."""
@@ -108,23 +120,23 @@ class TargetDevice(Device):
         """See `Device`; zeros."""
         return np.zeros(source.shape, source.dtype.numpy)
 
-    def copy_call(self, target: "Array", source: "Array") -> Callable[[], None]:
+    def copy_call(self, target: "Array", source: "Array") -> Call:
         """See `Device`."""
-        return lambda: None
+        return lambda queue: None
 
-    def fill_call(self, target: "Array", value: np.ndarray[Any, Any]) -> Callable[[], None]:
+    def fill_call(self, target: "Array", value: np.ndarray[Any, Any]) -> Call:
         """See `Device`."""
-        return lambda: None
+        return lambda queue: None
 
     def pinned_block(self, nbytes: int) -> _HostBlock:
         """See `Device`."""
         return _HostBlock(nbytes)
 
-    def pinned_call(self, target: np.ndarray[Any, Any], source: "Array") -> Callable[[], None]:
+    def pinned_call(self, target: np.ndarray[Any, Any], source: "Array") -> Call:
         """See `Device`."""
-        return lambda: None
+        return lambda queue: None
 
-    def record_event(self, timing: bool = False) -> Event:
+    def record_event(self, timing: bool = False, stream: Stream | None = None) -> Event:
         """See `Device`."""
         return DoneEvent(0.0)
 
@@ -139,12 +151,7 @@ class TargetDevice(Device):
         """See `Device`."""
         return {"kind": self.kind, "name": f"compile-only {self.arch}", "arch": self.arch}
 
-    def begin_capture(self) -> None:
-        """See `Device`."""
-
-    def end_capture(self, recorder: "Recorder") -> tuple[Callable[[], None], Callable[[], None]]:
-        """See `Device`."""
-        return (lambda: None), (lambda: None)
-
-    def abort_capture(self) -> None:
-        """See `Device`."""
+    def make_graph(self, pieces: list[Piece]) -> Executable:
+        """See `Device`; the work counts once, and replays do not."""
+        CallList(pieces).enqueue(None)
+        return CallList([])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilert.checks import Checks
 from tilert.errors import LaunchError, OwnershipError
 from tilert.frontend.check import read_params
 from tilert.frontend.source import Source, read_source
@@ -153,7 +154,7 @@ class UnsafeFunction(Function):
         arrays: Sequence[np.ndarray[Any, Any]],
         index_maps: Mapping[int, np.ndarray[Any, Any]],
         grid: tuple[int, ...],
-    ) -> Callable[[], None]:
+    ) -> Callable[..., None]:
         """A call of the reference on the whole arrays; it can write to the `Mut`s alone."""
         named = dict(self._consts)
         given: list[np.ndarray[Any, Any]] = []
@@ -165,7 +166,7 @@ class UnsafeFunction(Function):
                 rows = index_maps[p.position].view()
                 rows.flags.writeable = False
                 named[f"{p.name}_map"] = rows
-        return lambda: self._run(given, named)
+        return lambda queue=None: self._run(given, named)
 
     def _run(self, given: list[np.ndarray[Any, Any]], named: dict[str, Any]) -> None:
         try:
@@ -179,13 +180,13 @@ class UnsafeFunction(Function):
             ) from error
 
 
-def cuda_source(function: Function, arch: str) -> "CudaSource":
-    """CUDA C++ of a function: its own, or generated."""
+def cuda_source(function: Function, arch: str, checks: Checks = Checks.NONE) -> "CudaSource":
+    """CUDA C++ of a function: its own, in which nothing is checked, or generated."""
     if isinstance(function, UnsafeFunction):
         return function.cuda_source()
     from tilert.codegen import generate
 
-    return generate(function, arch)
+    return generate(function, arch, checks)
 
 
 def unsafe_kernel(

@@ -31,11 +31,12 @@ class EmulatedGPU(EmulatedDevice):
     kind = "cuda"
 
 
-def test_prefill_and_decode() -> None:
+@pytest.mark.parametrize("check", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_prefill_and_decode(check: bool) -> None:
     tokens = np.random.default_rng(9).integers(0, VOCABULARY, 120).astype(np.int32)
     weights = weights_of(CONFIGS["qwen3"])
     expected = reference(weights, tokens)
-    rig = Rig(Transformer.load(weights, EmulatedGPU(), bf16, max_len=MAX_LEN))
+    rig = Rig(Transformer.load(weights, EmulatedGPU(check=check), bf16, max_len=MAX_LEN))
     for count in (1, 100):
         assert error(rig.prefill(tokens[:count]), expected[count - 1]) < 5e-2
     rows, lengths = (0, 3, 1), (70, 1, 50)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from scripts import bench_decode
+from scripts.read_bandwidth import READ_BYTES
 from scripts.reference import compare
 
 ARGS = ["tiny-qwen3", "--load-format", "dummy", "--device", "cpu", "--new", "12"]
@@ -14,7 +15,7 @@ FEW = ["--prompt", "9", "--warmup", "0", "--repeats", "2"]
 
 @pytest.fixture(autouse=True)
 def small_bandwidth_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(bench_decode.READ_BYTES, "cpu", 1 << 26)
+    monkeypatch.setitem(READ_BYTES, "cpu", 1 << 26)
 
 
 def test_report(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
 // Stands in for the device prelude where generated kernels are compiled as C++ for the host: the
 // threads of a block are fibers that run in turn, in another order between any two barriers, so
-// that a missing barrier shows. What a warp does together is done at barriers of the block.
+// that a missing barrier shows. What a warp does together is done at barriers of the warp.
 #include <algorithm>
 #include <cmath>
 #include <cstdarg>
@@ -21,8 +21,11 @@ typedef unsigned long long u64;
 #define __align__(n) __attribute__((aligned(n)))
 #define __global__
 #define __shared__
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
+#define __grid_constant__
 #define __restrict__
+#define __device__
+#define __noinline__
 #define DEV static inline
 struct bf16 { u16 x; };
 struct f16 { u16 x; };
@@ -32,68 +35,121 @@ struct __align__(8) vec8 { u32 w[2]; };
 static struct { int x; } threadIdx, blockIdx, gridDim;
 alignas(128) char smem[1 << 20];
 
+// Kernels are compiled as they are written, which takes the least time; this runs often.
+#pragma GCC push_options
+#pragma GCC optimize("O2")
+
 // -- fibers ------------------------------------------------------------------------------------
 
 namespace emulator {
 const int MOST = 1024;
 const size_t STACK = 1 << 18;
+enum State { READY, AT_BARRIER, AT_PHASE, DONE };
 ucontext_t scheduler, fibers[MOST];
-bool done[MOST];
-bool trapped;
-int threads, barriers;
+State state[MOST];
+u32 place[MOST], parity[MOST];
+struct Meeting { int arrived, count; } meetings[16 + MOST / 32];
+const char* wrong;
+int threads;
+u32 seed;
 u64 slots[MOST][8];
 void (*body)();
 
-void enter() { body(); done[threadIdx.x] = true; swapcontext(&fibers[threadIdx.x], &scheduler); }
-
-void barrier() {
+u32 draw() { return (seed = seed * 1664525u + 1013904223u) >> 8; }
+void enter() { body(); state[threadIdx.x] = DONE; swapcontext(&fibers[threadIdx.x], &scheduler); }
+void leave() {
   const int me = threadIdx.x;
   swapcontext(&fibers[me], &scheduler);
   threadIdx.x = me;
+}
+void fail(const char* message) { wrong = message; leave(); }
+
+// Wait until `count` threads have come to the barrier of a number.
+void meet(u32 number, int count) {
+  const int me = threadIdx.x;
+  Meeting& meeting = meetings[number];
+  if (meeting.arrived && meeting.count != count) fail("threads disagree on who meets at a barrier");
+  meeting.count = count;
+  state[me] = AT_BARRIER;
+  place[me] = number;
+  if (++meeting.arrived == count) {
+    meeting.arrived = 0;
+    for (int t = 0; t < threads; ++t)
+      if (state[t] == AT_BARRIER && place[t] == number) state[t] = READY;
+  }
+  leave();
+}
+void meet_block() { meet(0, threads); }
+void meet_warp() { meet(16 + threadIdx.x / 32, 32); }
+
+// What goes on besides threads: nothing here, copies in emulator_hopper.h.
+struct Engine {
+  virtual void begin_block() {}
+  virtual bool phase_ended(u32 barrier, u32 parity) { return true; }
+  virtual bool under_way() { return false; }
+  virtual void time_passes(bool at_once) {}
+};
+Engine idle, *engine = &idle;
+
+bool can_run(int t) {
+  return state[t] == READY || (state[t] == AT_PHASE && engine->phase_ended(place[t], parity[t]));
 }
 
 // Runs one block; what is wrong with it, or null.
 const char* run(int count, void (*f)()) {
   threads = count;
   body = f;
-  trapped = false;
+  wrong = nullptr;
+  seed = 12345 + blockIdx.x;
+  std::memset(meetings, 0, sizeof meetings);
+  engine->begin_block();
   // Of this call alone: every kernel is a library with variables of its own.
   std::unique_ptr<char[]> stacks(new char[STACK * count]);
   for (int t = 0; t < count; ++t) {
-    done[t] = false;
+    state[t] = READY;
     getcontext(&fibers[t]);
     fibers[t].uc_stack.ss_sp = &stacks[STACK * t];
     fibers[t].uc_stack.ss_size = STACK;
     fibers[t].uc_link = nullptr;
     makecontext(&fibers[t], enter, 0);
   }
-  u32 order = 12345;
+  std::vector<int> order(count);
+  for (int t = 0; t < count; ++t) order[t] = t;
   for (;;) {
-    order = order * 1664525u + 1013904223u;
-    // A step that is coprime to the power of two that the threads are.
-    const u32 first = order >> 8, step = (order >> 20) | 1u;
-    int finished = 0;
-    for (int i = 0; i < count; ++i) {
-      const int t = (first + i * step) % (u32)count;
-      if (done[t]) return "some threads have ended, others are at a barrier";
-      threadIdx.x = t;
-      swapcontext(&scheduler, &fibers[t]);
-      if (trapped) return "trap";
-      finished += done[t];
+    for (int i = count - 1; i > 0; --i) std::swap(order[i], order[draw() % (i + 1)]);
+    int done = 0;
+    bool ran = false;
+    for (int t : order) {
+      if (can_run(t)) {
+        engine->time_passes(false);
+        ran = true;
+        state[t] = READY;
+        threadIdx.x = t;
+        swapcontext(&scheduler, &fibers[t]);
+        if (wrong) return wrong;
+      }
+      done += state[t] == DONE;
     }
-    if (finished == count) return nullptr;
-    if (finished) return "some threads have ended, others are at a barrier";
+    if (done == count) return engine->under_way() ? "the block has ended before a copy" : nullptr;
+    if (ran) continue;
+    if (!engine->under_way())
+      return done ? "some threads have ended, others are at a barrier" : "all wait for each other";
+    engine->time_passes(true);
   }
 }
 }  // namespace emulator
+#pragma GCC pop_options
 
 // One thread runs at a time.
 template <class T, class V> T atomicAdd(T* p, V v) { T old = *p; *p = old + v; return old; }
 template <class T, class V> T atomicMax(T* p, V v) { T old = *p; *p = old > v ? old : v; return old; }
 template <class T, class V> T atomicMin(T* p, V v) { T old = *p; *p = old < v ? old : v; return old; }
 
-#define __syncthreads() emulator::barrier()
-#define __trap() do { emulator::trapped = true; emulator::barrier(); } while (0)
+template <class T> T atomicCAS(T* p, T was, T v) { T old = *p; if (old == was) *p = v; return old; }
+DEV void __threadfence_system() {}
+
+#define __syncthreads() emulator::meet_block()
+#define __trap() emulator::fail("trap")
 
 // -- numbers -----------------------------------------------------------------------------------
 
@@ -148,9 +204,9 @@ template <class T> struct cut { DEV T from(float v) {
 template <class T> DEV T shuffle_xor(T v, int mask) {
   using namespace emulator;
   std::memcpy(slots[threadIdx.x], &v, sizeof v);
-  barrier();
+  meet_warp();
   T r; std::memcpy(&r, slots[threadIdx.x ^ mask], sizeof r);
-  barrier();
+  meet_warp();
   return r; }
 DEV vec16 load16(const void* p) { vec16 v; std::memcpy(&v, p, 16); return v; }
 DEV vec16 load16_stream(const void* p) { return load16(p); }
@@ -163,7 +219,7 @@ template <int N> DEV void copy_wait() {}
 static void matrices(u32* r, u32 a, bool transposed) {
   using namespace emulator;
   slots[threadIdx.x][0] = a;
-  barrier();
+  meet_warp();
   const int lane = threadIdx.x % 32, warp = threadIdx.x - lane;
   for (int i = 0; i < 4; ++i) {
     u16 pair[2];
@@ -174,7 +230,7 @@ static void matrices(u32* r, u32 a, bool transposed) {
     }
     r[i] = pair[0] | (u32)pair[1] << 16;
   }
-  barrier(); }
+  meet_warp(); }
 DEV void ldmatrix4(u32* r, u32 a) { matrices(r, a, false); }
 DEV void ldmatrix4_t(u32* r, u32 a) { matrices(r, a, true); }
 // mma.m16n8k16; see "Matrix Fragments for mma.m16n8k16" of the PTX ISA.
@@ -183,7 +239,7 @@ template <class T> DEV void mma_step(float* c, const u32* a, u32 b0, u32 b1, T) 
   for (int i = 0; i < 4; ++i) slots[threadIdx.x][i] = a[i];
   slots[threadIdx.x][4] = b0;
   slots[threadIdx.x][5] = b1;
-  barrier();
+  meet_warp();
   const int lane = threadIdx.x % 32, warp = threadIdx.x - lane;
   for (int e = 0; e < 4; ++e) {
     const int row = lane / 4 + 8 * (e / 2), col = lane % 4 * 2 + e % 2;
@@ -197,4 +253,4 @@ template <class T> DEV void mma_step(float* c, const u32* a, u32 b0, u32 b1, T) 
     }
     c[e] = (float)total;
   }
-  barrier(); }
+  meet_warp(); }

@@ -1,7 +1,8 @@
 """A device that runs generated CUDA C++ on the host: compiled by g++, a block's threads in turn.
 
-It shows without a GPU what the text of a kernel computes: layouts, index arithmetic, barriers. What
-the compiler for the device makes of the text, and PTX instructions, it does not show.
+It shows without a GPU what the text of a kernel computes: layouts, index arithmetic, barriers, the
+copies and products of sm_90a with their descriptors. What the compiler for the device makes of the
+text, and PTX instructions, it does not show.
 """
 
 import atexit
@@ -17,17 +18,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tilert import ir
+from tilert import driver, ir
+from tilert.checks import Check, checks_of
 from tilert.codegen import generate
 from tilert.codegen.helpers import HELPERS
+from tilert.codegen.hopper import TEMPLATES
 from tilert.codegen.prelude import PORTABLE, PRELUDE
 from tilert.cpu_device import CpuDevice, host_view
+from tilert.fault import RECORD, Faults, Watch
+from tilert.tensor_map import TensorMap, encoding
 
 __all__ = ["EmulatedDevice", "compiler"]
 
 HEADER = Path(__file__).with_name("emulator.h")
+HOPPER_HEADER = Path(__file__).with_name("emulator_hopper.h")
 # The header has what these do in PTX.
 _REPLACED = {"cut"}
+# Blocks that run at once, as far as a kernel can tell.
+WALKING = 2
 FLAGS = ["-std=c++17", "-O0", "-fPIC", "-ffp-contract=off", "-w"]
 _TYPES = {
     "pointer": ctypes.c_void_p,
@@ -50,6 +58,7 @@ def folder() -> Path:
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     # Compiled once for all kernels.
     shutil.copy(HEADER, path)
+    shutil.copy(HOPPER_HEADER, path)
     build([str(path / HEADER.name), "-x", "c++-header", "-o", str(path / f"{HEADER.name}.gch")])
     return path
 
@@ -64,10 +73,18 @@ def build(arguments: list[str]) -> None:
 
 def host_text(text: str, function: ir.Function, threads: int) -> str:
     """The text of a kernel as a C++ file with a function `run(blocks, arguments...)`."""
-    body = text.replace(PRELUDE, "")
+    body = text.replace(PRELUDE, "").replace(TEMPLATES, "")
+    body = re.sub(r"DEV void copy_box\(.*?\n}?.*?\); \}\n", "", body, flags=re.DOTALL)
+    body = re.sub(
+        r"DEV void wgmma_n(\d+)\(float\* d, u64 a, u64 b, (\w+)\) \{.*?\)\); \}\n",
+        r"DEV void wgmma_n\1(float* d, u64 a, u64 b, \2 t) {"
+        r" emulator::product<\1>(d, a, b, t); }\n",
+        body,
+        flags=re.DOTALL,
+    )
     for name in _REPLACED:
         body = body.replace(HELPERS[name], "")
-    entry = re.search(r"__launch_bounds__\(\d+\)\n(\w+)\((.*?)\) \{", body)
+    entry = re.search(r"__launch_bounds__\([\d, ]+\)\n(\w+)\((.*?)\) \{", body)
     assert entry is not None
     parameters = entry[2].split(", ")
     names = [p.split()[-1].lstrip("*") for p in parameters]
@@ -75,17 +92,21 @@ def host_text(text: str, function: ir.Function, threads: int) -> str:
     kept = "\n".join(
         f"static {p if '*' in p else p.removeprefix('const ')};" for p in parameters
     ).replace("__restrict__ ", "")
+    # Tensor maps come as pointers: they are larger than what a call from here can pass.
+    taken = re.sub(r"const __grid_constant__ tensor_map (\w+)", r"const tensor_map* \1", entry[2])
+    given = [f"*{n}" if "tensor_map" in p else n for p, n in zip(parameters, names, strict=True)]
     return "\n".join(
         [
             f'#include "{HEADER.name}"',
+            *([f'#include "{HOPPER_HEADER.name}"'] if TEMPLATES in text else []),
             PORTABLE,
             body,
             "namespace kept {",
             kept,
             f"void call() {{ {entry[1]}({', '.join(names)}); }}",
             "}",
-            f'extern "C" const char* run(int blocks, {entry[2]}) {{',
-            *(f"  kept::{n} = {n};" for n in names),
+            f'extern "C" const char* run(int blocks, {taken}) {{',
+            *(f"  kept::{n} = {value};" for n, value in zip(names, given, strict=True)),
             "  gridDim.x = blocks;",
             "  for (int b = 0; b < blocks; ++b) {",
             "    blockIdx.x = b;",
@@ -99,9 +120,22 @@ def host_text(text: str, function: ir.Function, threads: int) -> str:
     )
 
 
+def pack(spec: TensorMap, array: Any) -> driver.TensorMap:
+    """A tensor map as the header has it: address, axes and element size, extents, strides, box."""
+    host = host_view(array)
+    e = encoding(spec, array.dtype, host.ctypes.data, array.shape, array.strides)
+    words = [e.address, len(e.dims) | e.dtype.itemsize << 8]
+    for values, room in ((e.dims, 5), (e.strides, 4), (e.box, 5)):
+        words += [*values, *[0] * (room - len(values))]
+    packed = driver.TensorMap()
+    (ctypes.c_uint64 * 16).from_address(packed.address)[:] = words
+    return packed
+
+
 class _Launcher:
-    def __init__(self, function: ir.Function, arch: str) -> None:
-        source = generate(function, arch)
+    def __init__(self, function: ir.Function, device: "EmulatedDevice") -> None:
+        arch = device.arch
+        source = generate(function, arch, device.checks)
         self.text = source.text
         text = host_text(source.text, function, source.threads)
         name = hashlib.sha256(text.encode()).hexdigest()[:24]
@@ -113,7 +147,15 @@ class _Launcher:
         self._run = ctypes.CDLL(str(library)).run
         self._run.restype = ctypes.c_char_p
         self._abi = function.abi()
-        self._run.argtypes = [ctypes.c_int, *(_TYPES[a.kind] for a in self._abi)]
+        self._after = device.faults.arguments(function, source.sites)
+        self._maps = source.maps
+        self._walks = source.walks
+        self._run.argtypes = [
+            ctypes.c_int,
+            *(ctypes.c_void_p for _ in self._maps),
+            *(_TYPES[a.kind] for a in self._abi),
+            *(ctypes.c_void_p, ctypes.c_int)[: len(self._after)],
+        ]
 
     def bind(
         self,
@@ -121,9 +163,10 @@ class _Launcher:
         index_maps: "Mapping[int, Any]",
         grid: tuple[int, ...],
         programs: int | None = None,
-    ) -> Callable[[], None]:
+    ) -> Callable[..., None]:
         pieces = math.prod(grid)
-        values: list[int] = []
+        packed = [pack(spec, arrays[spec.param]) for spec in self._maps]
+        values: list[int] = [p.address for p in packed]
         for a in self._abi:
             if a.kind == "pointer":
                 values.append(host_view(arrays[a.param]).ctypes.data)
@@ -135,9 +178,13 @@ class _Launcher:
                 values.append(arrays[a.param].strides[a.axis])
             else:
                 values.append(grid[a.axis])
+        values += self._after
 
-        def call(*_: object, held: object = (arrays, index_maps)) -> None:
-            wrong = self._run(min(programs or pieces, pieces), *values)
+        # Of a kernel whose blocks walk over pieces, blocks get several.
+        most = programs or (WALKING if self._walks else pieces)
+
+        def call(*_: object, held: object = (arrays, index_maps, packed)) -> None:
+            wrong = self._run(min(most, pieces), *values)
             assert wrong is None, wrong.decode()
 
         return call
@@ -148,12 +195,28 @@ class EmulatedDevice(CpuDevice):
 
     Attributes:
         arch: what the text is made for.
+        checks: which checks are compiled in.
     """
 
-    def __init__(self, arch: str = "sm_90a") -> None:
-        super().__init__()
+    def __init__(self, arch: str = "sm_90a", check: Check = False) -> None:
+        super().__init__(check=False)
         self.arch = arch
+        self.checks = checks_of(check)
+        self.faults = Faults(self.allocate(RECORD.itemsize))
+        self.watch = Watch(self.faults)
+        self.trail = self.watch.trail
 
     def compile(self, function: ir.Function) -> Any:
         """See `Device`."""
-        return _Launcher(function, self.arch)
+        return _Launcher(function, self)
+
+    def synchronize(self) -> None:
+        """See `Device`."""
+        with self.watch:
+            super().synchronize()
+        self.watch.trail.clear()
+
+    def download(self, source: "Any") -> Any:
+        """See `Device`."""
+        with self.watch:
+            return super().download(source)

@@ -53,23 +53,23 @@ class FakeKernel:
         return make_op(self, values)
 
 
-class _FakeLauncher:
+class FakeLauncher:
     def __init__(self, body: Body):
         self.body = body
 
     def bind(
         self, arrays: Sequence[Array], index_maps: Mapping[int, Array], grid: tuple[int, ...]
-    ) -> Callable[[], None]:
+    ) -> Callable[[object], None]:
         views = [host_view(a) for a in arrays]
         maps = {position: host_view(a) for position, a in index_maps.items()}
-        return lambda: self.body(*views, maps=maps, grid=grid)
+        return lambda queue: self.body(*views, maps=maps, grid=grid)
 
 
 class FakeCpu(CpuDevice):
     """The cpu device with fake kernels."""
 
     def compile(self, function: ir.Function) -> Launcher:
-        return _FakeLauncher(function.options["fake"].body)
+        return FakeLauncher(function.options["fake"].body)
 
 
 def add_one() -> FakeKernel:

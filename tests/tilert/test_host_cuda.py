@@ -1,5 +1,6 @@
 """The cuda device on a GPU: copies, memory, launches, graphs, threads."""
 
+import asyncio
 import gc
 import threading
 from collections.abc import Iterator
@@ -57,9 +58,7 @@ def dev() -> Iterator[CudaDevice]:
                 call: Any = bind(arrays, maps, grid)
                 values = [call._values[i] for i in range(len(call._values) // 2)]
                 values += [value for _, value in consts]
-                return driver.Launch(
-                    handle, int(np.prod(grid)), 4, kernel.shared_bytes, self.stream, values
-                )
+                return driver.Launch(handle, int(np.prod(grid)), 4, kernel.shared_bytes, values)
 
             launcher.bind = with_consts  # type: ignore[method-assign]
             return launcher
@@ -298,6 +297,96 @@ def test_a_failed_capture_leaves_the_device_usable(dev: CudaDevice) -> None:
     assert (b.numpy() == 1).all()
     tilert.capture(dev, lambda: None).replay()
     dev.synchronize()
+
+
+def slow(dev: CudaDevice, y: tilert.Array, x: tilert.Array) -> tilert.Op:
+    """y = x + 1, after some ten milliseconds."""
+    return add_one()(y.partition(1, 8), x, 20, 8)
+
+
+def arrays(dev: CudaDevice, *values: float) -> list[tilert.Array]:
+    return [tilert.full((4, 8), value, tilert.f32, dev) for value in values]
+
+
+def test_conflicts_across_streams_are_ordered(dev: CudaDevice) -> None:
+    a, b, c = arrays(dev, 1, 0, 0)
+    with dev.stream() as one, dev.stream() as two:
+        for _ in range(3):
+            slow(dev, b, a).on(one).run()
+            add_one()(c.partition(1, 8), b, 0, 8).on(two).run()
+            add_one()(a.partition(1, 8), c, 0, 8).run()
+        assert not one.record_event().done()
+        assert (a.numpy() == 10).all()
+        # A host write behind what reads.
+        slow(dev, b, a).on(one).run()
+        a.copy_from(np.zeros((4, 8), np.float32))
+        assert (b.numpy() == 11).all() and (a.numpy() == 0).all()
+
+
+def test_disjoint_work_runs_at_the_same_time(dev: CudaDevice) -> None:
+    many = arrays(dev, *[1.0] * 8)
+    slow(dev, many[0], many[1]).sync()
+    start = dev.record_event(timing=True)
+    slow(dev, many[0], many[1]).run()
+    end = dev.record_event(timing=True)
+    end.wait()
+    alone = end.since(start)
+    start = dev.record_event(timing=True)
+    tilert.gather(*(slow(dev, many[i], many[i + 1]) for i in range(0, 8, 2))).run()
+    end = dev.record_event(timing=True)
+    end.wait()
+    assert end.since(start) < 3 * alone
+    graph = tilert.gather(*(slow(dev, many[i], many[i + 1]) for i in range(0, 8, 2))).capture()
+    start = dev.record_event(timing=True)
+    graph.replay()
+    end = dev.record_event(timing=True)
+    end.wait()
+    assert end.since(start) < 3 * alone
+    graph.close()
+
+
+def test_frees_wait_for_every_stream(dev: CudaDevice) -> None:
+    with dev.stream() as one:
+        a, b = arrays(dev, 3, 0)
+        slow(dev, b, a).on(one).run()
+        del a
+        gc.collect()
+        poison = arrays(dev, *[-9.0] * 8)
+        assert (b.numpy() == 4).all()
+        assert (poison[0].numpy() == -9).all()
+
+
+def test_rebinding_a_graph_in_flight(dev: CudaDevice) -> None:
+    a, b, c, d = arrays(dev, 1, 0, 10, 0)
+    with tilert.capture(dev, lambda: slow(dev, b, a).run()) as graph, dev.stream() as one:
+        graph.replay(one)
+        graph.rebind({a: c, b: d})
+        graph.replay(one)
+        graph.rebind({c: a})
+        graph.replay()
+        assert [x.numpy()[0, 0] for x in (b, d)] == [2, 2]
+        graph.rebind({a: c})
+        graph.replay()
+        assert (d.numpy() == 11).all()
+
+
+def test_await_leaves_the_loop_free(dev: CudaDevice) -> None:
+    a, b = arrays(dev, 1, 0)
+    turns = 0
+
+    async def main() -> None:
+        nonlocal turns
+        task = asyncio.ensure_future(wait())
+        while not task.done():
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def wait() -> None:
+        await slow(dev, b, a)
+
+    asyncio.run(main())
+    assert turns > 10
+    assert (b.numpy() == 2).all()
 
 
 def test_threads(dev: CudaDevice) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tilert
+from tests.tilert.checks import Frame
 from tilert import (
     CompileError,
     Const,
@@ -67,11 +68,29 @@ def some(device: tilert.Device, n: int = 100) -> tilert.Array:
     return tilert.from_numpy(np.arange(n, dtype=np.float32), device)
 
 
-def test_the_reference_runs_on_the_cpu() -> None:
-    y = tilert.zeros(100, f32, cpu)
-    out = made()(y.partition(32), some(cpu), by=2, steps=3, shift=True).run()
-    assert out is y
-    np.testing.assert_array_equal(y.numpy(), np.arange(100) * 2 + 3)
+def test_text_and_reference_give_the_same(device: tilert.Device) -> None:
+    """The reference runs on the cpu, the text on a GPU."""
+    for size in (0, 1, 32, 100):
+        y = Frame(device, (size,))
+        part = y.piece(32)
+        out = made()(part, some(device, size), by=2, steps=3, shift=True).run()
+        assert out is part.array
+        y.check_exact(np.arange(size, dtype=np.float32) * 2 + 3)
+
+
+@tilert.kernel
+def twin(y: Mut[Dyn], x: Ref[Dyn], by: Const[float], steps: Const[int] = 0):
+    y.store(x.tile_like(y) * by + steps)
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 1000])
+def test_safe_and_unsafe_twins_are_equal(device: tilert.Device, size: int) -> None:
+    x = some(device, size)
+    one, two = Frame(device, (size,)), Frame(device, (size,))
+    made()(one.piece(32), x, 0.5, 7, True).run()
+    twin(two.piece(32), x, 0.5, 7).run()
+    one.check_exact(np.arange(size, dtype=np.float32) * 0.5 + 7)
+    assert one.array.numpy().tobytes() == two.array.numpy().tobytes()
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
@@ -123,23 +142,34 @@ def test_launch_rules_hold() -> None:
     y.numpy()
 
 
-def test_index_maps_reach_the_reference() -> None:
+def test_index_maps_reach_text_and_reference(device: tilert.Device) -> None:
     def scatter(y: Mut[Dyn], x: Ref[Dyn]) -> None: ...
 
     def rows(y: np.ndarray, x: np.ndarray, y_map: np.ndarray) -> None:
         y[y_map[y_map >= 0]] = x[y_map >= 0]
 
-    text = 'extern "C" __global__ void scatter(float*, const int*, int, const float*, int, int) {}'
-    kernel = tilert.unsafe_kernel(source=text, reference=rows, reason="a test")(scatter)
-    y = tilert.zeros((5, 4), f32, cpu)
-    index = UniqueIndex.checked(np.array([4, -1, 0]), cpu)
-    kernel(y.partition_at(index, 1, 4), tilert.full((3, 4), 2, f32, cpu)).run()
-    np.testing.assert_array_equal(y.numpy()[:, 0], [2, 0, 0, 0, 2])
-    device = TargetDevice("sm_80")
-    index = UniqueIndex.checked(np.array([4, -1, 0]), device)
-    on = tilert.zeros((5, 4), f32, device).partition_at(index, 1, 4)
-    kernel(on, tilert.zeros((3, 4), f32, device)).run()
-    assert device.kernels[0].entry == "scatter"
+    text = """
+extern "C" __global__ void scatter(
+    float* y, const int* map, int y_dim0, const float* x, int x_dim0, int grid0) {
+  if (map[blockIdx.x] >= 0)
+    y[map[blockIdx.x] * tilert::y_stride0 + threadIdx.x] = x[blockIdx.x * 4 + threadIdx.x];
+}"""
+    options: Any = {"reference": rows, "reason": "a test", "threads": 4}
+    kernel = tilert.unsafe_kernel(source=text, **options)(scatter)
+    before, x = np.full((5, 4), -1, np.float32), np.arange(12, dtype=np.float32).reshape(3, 4)
+    for entries in ([4, -1, 0], []):
+        y = Frame(device, (5, 4), values=before)
+        index = UniqueIndex.checked(np.array(entries, np.int32), device)
+        source = tilert.from_numpy(x[: len(entries)], device)
+        kernel(y.view.partition_at(index, 1, 4), source).run()
+        want = before.copy()
+        want[[4, 0][: len(entries)]] = x[[0, 2][: len(entries)]]
+        y.check_exact(want)
+    target = TargetDevice("sm_80")
+    index = UniqueIndex.checked(np.array([4, -1, 0]), target)
+    on = tilert.zeros((5, 4), f32, target).partition_at(index, 1, 4)
+    kernel(on, tilert.zeros((3, 4), f32, target)).run()
+    assert target.kernels[0].entry == "scatter"
 
 
 def test_a_reference_that_writes_to_a_ref() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilert
+from tests.tilert.checks import Frame
 from tests.tilert.host_fakes import FakeCpu
 from tilert import (
     Const,
@@ -147,17 +148,38 @@ def test_a_map_is_taken_exactly_if_no_two_programs_share_a_piece(
 cuts = st.one_of(st.slices(4), st.integers(-4, 3))
 
 
-@settings(max_examples=150)
-@given(st.tuples(cuts, cuts), st.integers(2, 3), st.integers(1, 2))
-def test_chosen_pieces_are_written_and_nothing_else(pieces: tuple, rows: int, columns: int) -> None:
+def check_pieces(device: tilert.Device, pieces: tuple, rows: int, columns: int) -> None:
     # Four pieces on each axis, the last one partial where a piece has several elements.
     shape = (4 * rows - 1, 4 * columns - (columns > 1))
     x, before = numbers(*shape), -numbers(*shape)
-    y = tilert.from_numpy(before, cpu)
-    part = y.partition(rows, columns, pieces=pieces)
+    y = Frame(device, shape, values=before)
+    part = y.view.partition(rows, columns, pieces=pieces)
     mask = written(part) > 0
-    copy(part, tilert.from_numpy(x, cpu)).run()
-    np.testing.assert_array_equal(y.numpy(), np.where(mask, x, before))
+    copy(part, tilert.from_numpy(x, device)).run()
+    y.check_exact(np.where(mask, x, before))
+
+
+@pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@settings(max_examples=150)
+@given(st.tuples(cuts, cuts), st.integers(2, 3), st.integers(1, 2))
+def test_chosen_pieces_are_written_and_nothing_else(
+    name: str, pieces: tuple, rows: int, columns: int
+) -> None:
+    check_pieces(tilert.device(name), pieces, rows, columns)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (slice(0, 2), slice(None)),
+        (slice(3, 1, -1), slice(1, 4, 2)),
+        (-1, slice(None, None, -1)),
+        (slice(2, 2), slice(None)),
+        (1, -1),
+    ],
+)
+def test_sub_grids(everywhere: tilert.Device, pieces: tuple) -> None:
+    check_pieces(everywhere, pieces, 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -172,21 +194,24 @@ def test_chosen_pieces_are_written_and_nothing_else(pieces: tuple, rows: int, co
     ],
 )
 @pytest.mark.parametrize("shape", [(8, 12), (7, 10)])
-def test_mapped_pieces_in_place(mapping: Any, grid: Any, shape: tuple[int, int]) -> None:
+def test_mapped_pieces_in_place(
+    everywhere: tilert.Device, mapping: Any, grid: Any, shape: tuple[int, int]
+) -> None:
     x, before = numbers(*shape), 100 * numbers(*shape)
-    y = tilert.from_numpy(before, cpu)
-    part = y.partition(2, 3, map=mapping, grid=grid)
+    y = Frame(everywhere, shape, values=before)
+    part = y.view.partition(2, 3, map=mapping, grid=grid)
     mask = written(part) > 0
-    add(part, tilert.from_numpy(x, cpu)).run()
-    np.testing.assert_array_equal(y.numpy(), np.where(mask, before + x, before))
+    add(part, tilert.from_numpy(x, everywhere)).run()
+    y.check_exact(np.where(mask, before + x, before))
 
 
-def test_masked_stores_of_mapped_pieces() -> None:
+def test_masked_stores_of_mapped_pieces(everywhere: tilert.Device) -> None:
     x = numbers(10)
     for size in (4, 5):
-        y = tilert.zeros(10, f32, cpu)
-        copy_upper(y.partition(size, pieces=slice(None, None, -1)), on(x), 1).run()
-        np.testing.assert_array_equal(y.numpy(), np.where(np.arange(10) < size, x, 0))
+        y = Frame(everywhere, (10,), values=np.zeros(10))
+        pieces = y.view.partition(size, pieces=slice(None, None, -1))
+        copy_upper(pieces, tilert.from_numpy(x, everywhere), 1).run()
+        y.check_exact(np.where(np.arange(10) < size, x, 0))
 
 
 def on(values: Any) -> tilert.Array:
@@ -315,19 +340,27 @@ def test_wrong_pieces(arguments: dict[str, Any], message: str) -> None:
 # Programs that walk their pieces
 
 
-@pytest.mark.parametrize("programs", [1, 3, 100, None])
-def test_the_number_of_programs_does_not_change_the_result(programs: int | None) -> None:
-    y, z = on(np.zeros(10)), on(np.zeros(10))
-    walk(y.partition(4, programs=programs), z.partition(4), on(numbers(10)), on([3])).run()
-    np.testing.assert_array_equal(y.numpy(), numbers(10) * 3)
-    np.testing.assert_array_equal(z.numpy(), numbers(10) * 3 + 1)
+@pytest.mark.parametrize("size", [0, 1, 10, 16])
+def test_the_number_of_programs_does_not_change_the_result(
+    everywhere: tilert.Device, size: int
+) -> None:
+    x, gain = numbers(size), tilert.from_numpy(np.array([3], np.float32), everywhere)
+    for programs in (1, 3, 100, None):
+        y, z = Frame(everywhere, (size,)), Frame(everywhere, (size,))
+        pieces = y.view.partition(4, programs=programs)
+        walk(pieces, z.piece(4), tilert.from_numpy(x, everywhere), gain).run()
+        y.check_exact(x * 3)
+        z.check_exact(x * 3 + 1)
 
 
-def test_a_walked_product() -> None:
-    a, b = numbers(40, 32) / 100, numbers(24, 32) / 100
-    c = on(np.zeros((40, 24)))
-    product(c.partition(16, 16, programs=2), on(a), on(b)).run()
-    np.testing.assert_allclose(c.numpy(), a @ b.T, rtol=1e-5)
+def test_a_walked_product(everywhere: tilert.Device) -> None:
+    # Whole numbers, so that every order of adding gives the same.
+    a, b = numbers(40, 32) % 7, numbers(24, 32) % 5
+    for programs in (1, 2, None):
+        c = Frame(everywhere, (40, 24))
+        on_device = [tilert.from_numpy(value, everywhere) for value in (a, b)]
+        product(c.view.partition(16, 16, programs=programs), *on_device).run()
+        c.check_exact(a @ b.T)
 
 
 @given(st.integers(1, 50), st.integers(1, 60))

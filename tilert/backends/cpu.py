@@ -18,7 +18,8 @@ from tilert.ir import Function
 
 __all__ = ["CpuKernel", "compile"]
 
-Launch = Callable[[], None]
+Launch = Callable[..., None]
+"""Runs a launch. What it is given, a device's queue, does not matter here."""
 _Key = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
 
 # Prompts have many lengths; the code of one takes a few hundred kilobytes at most.
@@ -103,7 +104,7 @@ def _sequence(builds: Sequence[Callable[..., Launch]]) -> Callable[..., Launch]:
     def build(*args: Any) -> Launch:
         launches = [part(*args) for part in builds]
 
-        def run() -> None:
+        def run(queue: object = None) -> None:
             for launch in launches:
                 launch()
 
@@ -112,7 +113,7 @@ def _sequence(builds: Sequence[Callable[..., Launch]]) -> Callable[..., Launch]:
     return build
 
 
-def _nothing() -> None:
+def _nothing(queue: object = None) -> None:
     """A launch without programs."""
 
 

@@ -465,7 +465,7 @@ def generate(
         head.append(f"    ({', '.join(names)},) = arrays")
     head += [f"    m{p.position} = maps[{p.position}]" for p in function.params if p.indexed]
     body = em.lines or ["        pass"]
-    run = ["    def run():", "        with np.errstate(all='ignore'):"]
+    run = ["    def run(queue=None):", "        with np.errstate(all='ignore'):"]
     run += ["    " + line for line in body]
     text = "\n".join([*head, *em.prologue, *run, "    return run", ""])
     return Generated(text, em.namespace, frozenset(em.ragged))

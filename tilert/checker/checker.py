@@ -19,9 +19,14 @@ __all__ = ["Checker"]
 
 
 class Checker:
-    """Shadows of the storages of a device; memory of other libraries counts as written."""
+    """Shadows of the storages of a device; memory of other libraries counts as written.
 
-    def __init__(self) -> None:
+    Args:
+        strict: whether reads that lie outside of what they read are errors.
+    """
+
+    def __init__(self, strict: bool = False) -> None:
+        self._strict = strict
         self._shadows: weakref.WeakKeyDictionary[Storage, Written] = weakref.WeakKeyDictionary()
 
     def written(self, storage: "Storage") -> Written:
@@ -36,7 +41,7 @@ class Checker:
         """A kernel whose launches are checked."""
         if isinstance(function, UnsafeFunction):
             return CheckedReference(function, self.written)
-        return CheckedKernel(function, self.written)
+        return CheckedKernel(function, self.written, self._strict)
 
     def note(self, array: "Array") -> None:
         """Something has written all of an array."""

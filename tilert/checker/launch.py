@@ -11,12 +11,14 @@ from tilert.backends.cpu_tiles import accumulate
 from tilert.checker.doubt import Doubt, doubted
 from tilert.checker.memory import Memory, Program
 from tilert.checker.operations import Tile, operation
+from tilert.checker.refusal import outside
 from tilert.checker.shadow import Cut, Written
 from tilert.dtypes import DType
 from tilert.ir import Block, Function, Loc, Op, Param, Value
 
 if TYPE_CHECKING:
     from tilert.array import Array
+    from tilert.device import Call
     from tilert.storage import Storage
 
 __all__ = ["CheckedKernel"]
@@ -28,9 +30,12 @@ _UPDATES = {"add": np.add, "max": np.maximum, "min": np.minimum}
 class CheckedKernel:
     """A kernel whose launches are checked. It is a `tilert.device.Launcher`."""
 
-    def __init__(self, function: Function, written: "Callable[[Storage], Written]") -> None:
+    def __init__(
+        self, function: Function, written: "Callable[[Storage], Written]", strict: bool
+    ) -> None:
         prepare()
         self.function = function
+        self.strict = strict
         self._written = written
         self._compiled: dict[tuple[Op, DType | None], Callable[..., list[Tile]]] = {}
 
@@ -47,14 +52,14 @@ class CheckedKernel:
         index_maps: "Mapping[int, Array]",
         grid: tuple[int, ...],
         programs: int | None = None,
-    ) -> Callable[[], None]:
+    ) -> "Call":
         """See `Launcher`. Each piece counts as a program of its own: what races then would race
         for some number of programs that walk them."""
         # Views of its own: an array that keeps its launches must not be kept by them.
         given = [array.as_readonly("") for array in arrays]
         maps = {at: array.as_readonly("") for at, array in index_maps.items()}
 
-        def run() -> None:
+        def run(queue: object) -> None:
             memory = Memory(self.function, given, maps, self._written)
             with np.errstate(all="ignore"):
                 for program in np.ndindex(*grid):
@@ -151,11 +156,29 @@ class _Program:
         tile, doubt = self._fetch(op, places)
         return [(tile.reshape(kept), None if doubt is None else doubt.reshape(kept))]
 
+    def _take(self, op: Op, args: list[Checked]) -> list[Checked]:
+        axis = op.attrs["axis"]
+        self._refuse_outside(op, "", axis, args[1][0].astype(np.int64), args[0][0].shape[axis])
+        return self._pure(op, args)
+
+    def _refuse_outside(self, op: Op, param: str, axis: int, index: Tile, extent: int) -> None:
+        """An error about the first index outside, where checks are strict."""
+        wrong = index[(index < 0) | (index >= extent)]
+        if self._kernel.strict and wrong.size:
+            name, loc = self._kernel.function.name, self._loc(op)
+            raise outside(name, param, axis, self._program, int(wrong[0]), extent, loc)
+
     def _fetch(self, op: Op, places: list[Tile]) -> Checked:
         """The elements at the places of each axis; the fill value for those outside."""
         param: Param = op.attrs["param"]
         extents = self._memory.arrays[param.position].shape
         inside = [(p >= 0) & (p < n) for p, n in zip(places, extents, strict=True)]
+        for axis, access in enumerate(op.attrs["access"]):
+            # Of blocks and spans some elements may be outside.
+            index = places[axis]
+            if access.kind not in ("point", "gather"):
+                index = index[:0] if inside[axis].any() else index[:1]
+            self._refuse_outside(op, param.name, axis, index, extents[axis])
         whole = [len(p) for p in places]
         tile = np.full(whole, op.attrs.get("fill", 0), param.dtype.numpy)
         cut = np.ix_(*(p[ok] for p, ok in zip(places, inside, strict=True)))
@@ -246,6 +269,7 @@ _RUN: dict[str, Callable[[_Program, Op, list[Checked]], list[Checked]]] = {
     "print": _Program._print,
     "check": _Program._check,
     "load": _Program._load,
+    "take": _Program._take,
     "load_piece": _Program._load_piece,
     "store_piece": _Program._store_piece,
     "accumulate_piece": _Program._accumulate_piece,

@@ -7,6 +7,8 @@ import numpy as np
 
 from tilert.checker.doubt import Doubt, mark, origin
 from tilert.checker.operations import Tile
+from tilert.checker.refusal import row as row_outside
+from tilert.checker.refusal import shown
 from tilert.checker.shadow import Cut, Races, Written, element
 from tilert.cpu_device import host_view
 from tilert.errors import CheckError
@@ -16,14 +18,9 @@ if TYPE_CHECKING:
     from tilert.array import Array
     from tilert.storage import Storage
 
-__all__ = ["Memory", "Program", "index_rows", "shown"]
+__all__ = ["Memory", "Program", "index_rows"]
 
 Program = tuple[int, ...]
-
-
-def shown(program: Program) -> str:
-    """What people call a program."""
-    return f"({', '.join(map(str, program))})"
 
 
 def index_rows(function: Function, param: Param, array: "Array", written: Written) -> Tile:
@@ -160,12 +157,9 @@ class Memory:
     def refuse_row(self, op: Op, row: int) -> None:
         """An error about an index map that reaches past its array."""
         param = op.attrs["param"]
-        raise CheckError(
-            f"O7 indexed pieces: the index map of '{param.name}' gives program"
-            f" {shown(self._program)} of kernel '{self.function.name}' row {row}, the array has"
-            f" {self.arrays[param.position].shape[0]} rows",
-            self._place(self._program, op, f"reaches for row {row}"),
-        )
+        rows = self.arrays[param.position].shape[0]
+        loc = self._loc(op)
+        raise row_outside(self.function.name, param.name, self._program, row, rows, loc)
 
     def _refuse(self, clash: Tile, cut: Cut) -> None:
         if not clash.any():
@@ -183,5 +177,8 @@ class Memory:
         )
 
     def _place(self, program: Program, op: Op, does: str) -> tuple[str, str, int, int]:
-        loc = op.loc or Loc(self.function.filename, 1, 0)
+        loc = self._loc(op)
         return f"program {shown(program)} {does}", loc.filename, loc.line, loc.column
+
+    def _loc(self, op: Op) -> Loc:
+        return op.loc or Loc(self.function.filename, 1, 0)

@@ -15,6 +15,7 @@ from tilert.ir import Param
 
 if TYPE_CHECKING:
     from tilert.array import Array
+    from tilert.device import Call
     from tilert.storage import Storage
     from tilert.unsafe_kernel import UnsafeFunction
 
@@ -38,7 +39,7 @@ class CheckedReference:
         index_maps: "Mapping[int, Array]",
         grid: tuple[int, ...],
         programs: int | None = None,
-    ) -> Callable[[], None]:
+    ) -> "Call":
         """See `Launcher`."""
         # As in `launch`.
         given = [array.as_readonly("") for array in arrays]
@@ -46,7 +47,7 @@ class CheckedReference:
         maps = {at: host_view(array) for at, array in entries.items()}
         call = self.function.bind([host_view(array) for array in given], maps, grid)
 
-        def run() -> None:
+        def run(queue: object) -> None:
             rows = {
                 at: index_rows(
                     self.function, self.function.params[at], array, self._written(array.storage)

@@ -4,7 +4,7 @@ from tilert.codegen.emit import SMALL_BODY, UNROLL, WHOLE, Emitter, c_type
 from tilert.codegen.plan import Operand
 from tilert.ir import Op, Value
 
-__all__ = ["for_loop", "if_else"]
+__all__ = ["begin_loop", "carry", "for_loop", "if_else", "note_bounds"]
 
 
 def _assign(e: Emitter, target: Value, name: str, source: Value) -> None:
@@ -37,15 +37,15 @@ def _unroll(op: Op) -> str:
     return "#pragma unroll" if trips is not None and trips <= WHOLE else f"#pragma unroll {UNROLL}"
 
 
-def _note_bounds(e: Emitter, op: Op) -> None:
+def note_bounds(e: Emitter, op: Op) -> None:
     """Loops from a constant >= 0 to a constant prove the bounds of their counter."""
     lo, hi = _constant(op.args[0]), _constant(op.args[1])
     if lo is not None and hi is not None and lo >= 0:
         e.loop_bounds[op.regions[0].args[0]] = hi
 
 
-def for_loop(e: Emitter, op: Op) -> None:
-    """`for`: carried values live in variables that each iteration overwrites."""
+def begin_loop(e: Emitter, op: Op) -> tuple[str, str]:
+    """Declare what a loop carries and its counter; gives the counter and the head, as C++."""
     body = op.regions[0]
     for result, init in zip(op.results, op.args[3:], strict=True):
         name = e.declare(result)
@@ -55,19 +55,25 @@ def for_loop(e: Emitter, op: Op) -> None:
     lo, hi, step = (e.names[a] for a in op.args[:3])
     counter = e.fresh("i")
     e.names[body.args[0]] = counter
-    _note_bounds(e, op)
+    note_bounds(e, op)
+    return counter, f"for (int {counter} = {lo}; {counter} < {hi}; {counter} += {step})"
+
+
+def for_loop(e: Emitter, op: Op) -> None:
+    """`for`: carried values live in variables that each iteration overwrites."""
+    body = op.regions[0]
+    counter, head = begin_loop(e, op)
     operands = e.plan.pipelined.get(op, [])
-    head = f"for (int {counter} = {lo}; {counter} < {hi}; {counter} += {step})"
     if operands:
         _pipelined(e, op, operands, counter)
         return
     e.line(_unroll(op))
     with e.braces(head):
         e.block(body)
-        _carry(e, op)
+        carry(e, op)
 
 
-def _carry(e: Emitter, op: Op) -> None:
+def carry(e: Emitter, op: Op) -> None:
     """Overwrite the carried variables with what the iteration yields."""
     body = op.regions[0]
     names = {e.names[r] for r in op.results}
@@ -124,7 +130,7 @@ def _pipelined(e: Emitter, op: Op, operands: list[Operand], counter: str) -> Non
         for o in operands:
             e.stage_of[o] = ring
         e.block(body)
-        _carry(e, op)
+        carry(e, op)
         e.line(f"if (++{ring} == {stages}) {ring} = 0;")
     e.line("copy_wait<0>();")
 

@@ -4,9 +4,11 @@ import json
 import os
 from collections.abc import Callable
 
+from tilert.codegen.bounds import note
 from tilert.codegen.emit import Emitter
 from tilert.dead_code import remove_dead
 from tilert.dtypes import DType, i64
+from tilert.fault import Site
 from tilert.ir import Block, Function, Op, Value
 
 __all__ = ["check", "print_", "without_debugging"]
@@ -57,6 +59,21 @@ def _printf(e: Emitter, form: str, arguments: list[str]) -> None:
     e.line(f"printf({', '.join([text, *arguments])});")
 
 
+def _record(e: Emitter, op: Op) -> None:
+    v = op.args[0]
+    site = Site("assert", op.loc, message=op.attrs["message"], shape=v.shape)
+    noted = note(e, site)
+
+    def act(r: str, index: list[str]) -> None:
+        element = e.flat(e.layout(v), r) if v.shape else "0"
+        e.line(f"if (!{e.at(v, r)}) fault_note({noted}, {element}, 0);")
+
+    if v.shape:
+        _each_element(e, v, act)
+    else:
+        act("", [])
+
+
 def _each_element(e: Emitter, v: Value, act: Callable[[str, list[str]], None]) -> None:
     """For every element of a tile, in one of the threads that hold it."""
     layout = e.layout(v)
@@ -90,7 +107,10 @@ def print_(e: Emitter, op: Op) -> None:
 
 
 def check(e: Emitter, op: Op) -> None:
-    """Print what went wrong and stop the kernel."""
+    """Print what went wrong and stop the kernel; a checked one leaves a record and goes on."""
+    if e.checks:
+        _record(e, op)
+        return
     head, programs = _head(e, op)
     v, message = op.args[0], op.attrs["message"].replace("%", "%%")
     if not v.shape:

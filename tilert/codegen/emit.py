@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tilert.checks import Checks
 from tilert.codegen.layout import Factor, Layout
 from tilert.codegen.plan import Operand, Plan
 from tilert.dtypes import DType, bf16, bool_, f8e4m3, f8e5m2, f16, f32, i8, i32, i64, u8, u32
+from tilert.fault import Site
 from tilert.ir import Block, Function, Op, Param, Value
 from tilert.ops import FLOAT_FUNCTIONS
 
@@ -68,9 +70,17 @@ def c_name(param: Param) -> str:
 
 
 class Emitter:
-    """Lines of C++ for one function. Values are `name` (scalars) or `name[register]` (tiles)."""
+    """Lines of C++ for one function. Values are `name` (scalars) or `name[register]` (tiles).
 
-    def __init__(self, function: Function, plan: Plan) -> None:
+    Attributes:
+        checks: which checks are compiled in.
+        sites: what each of them means.
+        program: number of the present program, as C++.
+        window: the registers of tiles that are written now, None for all. Whoever sets it sees to
+            it that nothing written meanwhile needs another thread's elements.
+    """
+
+    def __init__(self, function: Function, plan: Plan, checks: Checks = Checks.NONE) -> None:
         self.function = function
         self.plan = plan
         self.lines: list[str] = []
@@ -84,6 +94,10 @@ class Emitter:
         self.gathers: dict[tuple[Value, tuple[Factor, ...]], tuple[str, Layout]] = {}
         self.loop_bounds: dict[Value, int] = {}
         self.helpers: set[str] = set()
+        self.checks = checks
+        self.sites: list[Site] = []
+        self.program = "(int)blockIdx.x"
+        self.window: tuple[int, int] | None = None
 
     # -- text --------------------------------------------------------------------------------
 
@@ -137,8 +151,9 @@ class Emitter:
         if count == 1:
             yield "0"
             return
+        first, end = self.window or (0, count)
         self.line("#pragma unroll")
-        with self.braces(f"for (int r = 0; r < {count}; ++r)"):
+        with self.braces(f"for (int r = {first}; r < {end}; ++r)"):
             yield "r"
 
     def index(self, layout: Layout, axis: int, register: str) -> str:

@@ -2,15 +2,22 @@
 
 from dataclasses import dataclass
 
+from tilert.checks import Checks
+from tilert.codegen import bounds
 from tilert.codegen.debug import without_debugging
 from tilert.codegen.emit import Emitter, c_name, c_type
-from tilert.codegen.grid import coordinates
+from tilert.codegen.grid import coordinates, grid_extents
 from tilert.codegen.helpers import with_needed
-from tilert.codegen.lower import clone, lower
+from tilert.codegen.lower import clone, lower, sink_past
+from tilert.codegen.pipelined import write_pipelined
 from tilert.codegen.plan import choose_threads, make_plan
 from tilert.codegen.prelude import PRELUDE
+from tilert.codegen.ring import find_ring
+from tilert.codegen.schedules import enabled
 from tilert.dtypes import i8
+from tilert.fault import Site
 from tilert.ir import Function, walk
+from tilert.tensor_map import TensorMap
 
 __all__ = ["CudaSource", "generate"]
 
@@ -24,46 +31,87 @@ class CudaSource:
         entry: name of the kernel function.
         threads: threads a block.
         shared_bytes: dynamic shared memory a block.
+        sites: what the checks of a checked kernel mean, by number; None where nothing is checked,
+            and the kernel takes its arguments alone.
+        maps: tensor maps that the kernel takes before its arguments.
+        walks: whether a block walks over pieces: so many blocks as run at once are enough.
     """
 
     text: str
     entry: str
     threads: int
     shared_bytes: int
+    sites: tuple[Site, ...] | None = None
+    maps: tuple[TensorMap, ...] = ()
+    walks: bool = False
 
 
-def generate(function: Function, arch: str) -> CudaSource:
+def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> CudaSource:
     """Compile to CUDA C++.
 
     Args:
-        arch: target such as "sm_90a"; all present schedules run from sm_80 up.
+        arch: target such as "sm_90a". What runs from sm_80 up is the same text for all of them;
+            see `schedules.py` for what is not.
+        checks: which checks are compiled in.
     """
-    del arch
     function = clone(function)
     without_debugging(function)
     threads = choose_threads(function)
     # Order: products first become what the hardware will run, since that decides the tiles that
     # layouts are chosen for; layouts decide what shared memory holds; text comes last.
     lowered = lower(function, threads)
+    if arch == "sm_90a" and not checks and "pipelined" in enabled():
+        written = _pipelined(lowered)
+        if written is not None:
+            return written
     plan = make_plan(lowered, threads)
-    emitter = Emitter(lowered, plan)
+    emitter = Emitter(lowered, plan, checks)
     emitter.block(lowered.body)
     entry = f"{function.name}_kernel"
     shared = plan.shared_bytes + -(-emitter.scratch_bytes // 16) * 16
+    checked = bool(emitter.sites)
     lines = [
         PRELUDE,
         *with_needed(emitter.helpers | _types(lowered)),
         f'extern "C" __global__ void __launch_bounds__({threads})',
-        f"{entry}({', '.join(_parameters(function))}) {{",
+        f"{entry}({', '.join(_parameters(function) + bounds.PARAMETERS * checked)}) {{",
         "  extern __shared__ __align__(128) char smem[];",
         f"  char* const scratch = smem + {plan.shared_bytes}; (void)scratch;",
+        *([bounds.place(grid_extents(function))] if checked else []),
         *coordinates(function),
         *emitter.head,
         *emitter.lines,
         "}",
         "",
     ]
-    return CudaSource("\n".join(lines), entry, threads, shared)
+    return CudaSource("\n".join(lines), entry, threads, shared, tuple(emitter.sites) or None)
+
+
+def _pipelined(function: Function) -> CudaSource | None:
+    """Under the pipelined schedule, where the function is one for it."""
+    ring = find_ring(function)
+    if ring is None:
+        return None
+    sink_past(function, ring.loop)
+    written = write_pipelined(function, ring)
+    if written is None:
+        return None
+    entry = f"{function.name}_kernel"
+    head = [f"const __grid_constant__ tensor_map map{i}" for i in range(len(ring.maps))]
+    lines = [
+        PRELUDE,
+        *with_needed(written.consumer.helpers | _types(function)),
+        *written.head,
+        # One block a multiprocessor: what it may have of the registers depends on that.
+        f'extern "C" __global__ void __launch_bounds__({written.threads}, 1)',
+        f"{entry}({', '.join(head + _parameters(function))}) {{",
+        *written.lines,
+        "}",
+        "",
+    ]
+    text = "\n".join(lines)
+    maps = tuple(ring.maps)
+    return CudaSource(text, entry, written.threads, written.shared_bytes, None, maps, walks=True)
 
 
 def _types(function: Function) -> set[str]:

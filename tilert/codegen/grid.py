@@ -3,14 +3,18 @@
 from tilert.codegen.emit import Emitter, c_name
 from tilert.ir import Function, Op, Param, walk
 
-__all__ = ["coordinates", "piece_number", "pieces"]
+__all__ = ["coordinates", "grid_extents", "piece_number", "pieces"]
 
 
-def coordinates(function: Function) -> list[str]:
-    """C++ at the head of a kernel: coordinates, unless the pieces that it walks have them."""
+def coordinates(function: Function, number: str = "blockIdx.x") -> list[str]:
+    """C++ at the head of a program: coordinates, unless the pieces that it walks have them.
+
+    Args:
+        number: C++ of the program's number in row-major order.
+    """
     if any(op.name == "pieces" for op in walk(function.body)):
         return []
-    return _coordinates(function, "blockIdx.x")
+    return _coordinates(function, number)
 
 
 def _coordinates(function: Function, number: str) -> list[str]:
@@ -38,15 +42,22 @@ def _extent(function: Function, axis: int) -> str:
     return str(n) if n is not None else f"g{axis}"
 
 
+def grid_extents(function: Function) -> list[str]:
+    """Extents of the grid, as C++."""
+    return [_extent(function, axis) for axis in range(len(function.grid))]
+
+
 def pieces(e: Emitter, op: Op) -> None:
     """The pieces of a program: every gridDim.x-th, from its own number on."""
-    extents = [_extent(e.function, axis) for axis in range(len(e.function.grid))]
+    extents = grid_extents(e.function)
     number = e.fresh("piece")
     last = " * ".join(f"(i64){n}" for n in extents) or "1"
     with e.braces(f"for (i64 {number} = blockIdx.x; {number} < {last}; {number} += gridDim.x)"):
         for line in _coordinates(e.function, f"(int){number}"):
             e.line(line.removeprefix("  "))
+        outer, e.program = e.program, f"(int){number}"
         e.block(op.regions[0])
+        e.program = outer
         # The next piece reuses the shared memory of this one.
         e.line("__syncthreads();")
 

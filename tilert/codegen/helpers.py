@@ -7,6 +7,26 @@ __all__ = ["HELPERS", "with_needed"]
 
 # Order: a helper may use those before it.
 HELPERS: dict[str, str] = {
+    "fault": r"""
+// The first failing check, for the host; the layout is that of tilert/fault.py.
+struct fault_record { u32 state; int kernel, site, program, grid[32]; i64 index, extent; };
+struct fault_place { fault_record* to; int kernel, grid[32]; };
+static __device__ __noinline__ void fault_note(
+    const fault_place& at, int site, int program, i64 index, i64 extent) {
+  fault_record* const to = at.to;
+  if (*(volatile u32*)&to->state || atomicCAS(&to->state, 0u, 1u)) return;
+  to->kernel = at.kernel; to->site = site; to->program = program;
+  for (int i = 0; i < 32; ++i) to->grid[i] = at.grid[i];
+  to->index = index; to->extent = extent;
+  __threadfence_system();
+  *(volatile u32*)&to->state = 2u;
+}
+DEV bool fault_sure(i64 index, i64 extent, const fault_place& at, int site, int program) {
+  if ((u64)index < (u64)extent) return true;
+  fault_note(at, site, program, index, extent);
+  return false;
+}
+""",
     "i8": r"""
 typedef signed char i8;
 """,

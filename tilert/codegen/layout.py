@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-__all__ = ["Factor", "Layout", "blocked", "mma_accumulator"]
+__all__ = ["Factor", "Layout", "blocked", "mma_accumulator", "wgmma_accumulator"]
 
 
 @dataclass(frozen=True)
@@ -193,4 +193,25 @@ def mma_accumulator(m: int, n: int, warps_m: int, warps_n: int) -> Layout:
         rows.append(Factor("t", warps_m, 32))
     if warps_n > 1:
         cols.append(Factor("t", warps_n, 32 * warps_m))
+    return Layout((m, n), (tuple(rows), tuple(cols)))
+
+
+def wgmma_accumulator(m: int, n: int, groups_m: int, groups_n: int) -> Layout:
+    """Accumulators of wgmma.m64nNk16 by warpgroups (PTX ISA, "Register Fragments for
+    wgmma.mma_async"): as mma.m16n8 has them in each of a group's four warps, 16 rows a warp.
+
+    Register `(i * tiles_n + j) * 4 + c` is element c of columns 8 j to 8 j + 7 of the group's 64
+    rows i. `m` is whole 64 rows a group, `n` whole 8 columns.
+    """
+    tiles_m, tiles_n = m // (64 * groups_m), n // (8 * groups_n)
+    rows = [Factor("t", 8, 4), Factor("r", 2, 2), Factor("t", 4, 32)]
+    cols = [Factor("r", 2, 1), Factor("t", 4, 1)]
+    if tiles_m > 1:
+        rows.append(Factor("r", tiles_m, 4 * tiles_n))
+    if tiles_n > 1:
+        cols.append(Factor("r", tiles_n, 4))
+    if groups_m > 1:
+        rows.append(Factor("t", groups_m, 128))
+    if groups_n > 1:
+        cols.append(Factor("t", groups_n, 128 * groups_m))
     return Layout((m, n), (tuple(rows), tuple(cols)))

@@ -7,10 +7,10 @@ before `widen_mma` would convert them.
 
 from tilert.dead_code import remove_dead
 from tilert.dtypes import f16, f32, i8
-from tilert.ir import Block, Function, Op, TileType, Value
+from tilert.ir import Block, Function, Op, TileType, Value, walk
 from tilert.ops import make
 
-__all__ = ["clone", "is_thin", "lower", "uses"]
+__all__ = ["clone", "is_thin", "lower", "sink_past", "uses"]
 
 # Products with at most this many rows stream their weights through registers instead of the
 # tensor cores, as long as a thread's share of the partial sums stays below THIN_REGISTERS.
@@ -228,3 +228,28 @@ def _defer_in(loop: Op, readers: dict[Value, list[Op]]) -> tuple[list[Op], list[
         old.op = final
         after.append(final)
     return before, after
+
+
+_EFFECTS = ("store_piece", "accumulate_piece", "print", "check")
+
+
+def sink_past(function: Function, loop: Op) -> None:
+    """Move what the loop does not use from before it to behind it: registers are scarce inside.
+
+    Nothing is moved past what has an effect, for it may be loaded from there.
+    """
+    ops = function.body.ops
+    place = ops.index(loop)
+    before = ops[:place]
+    if any(o.name in _EFFECTS for first in (*before, loop) for o in walk(Block(ops=[first]))):
+        return
+    needed: set[Op] = set()
+    todo = [*loop.args, *(a for op in walk(loop.regions[0]) for a in op.args)]
+    while todo:
+        op = todo.pop().op
+        if op is not None and op not in needed:
+            needed.add(op)
+            todo += [*op.args, *(a for r in op.regions for o in walk(r) for a in o.args)]
+    early = [op for op in before if op in needed]
+    late = [op for op in before if op not in needed]
+    ops[:] = [*early, loop, *late, *ops[place + 1 :]]

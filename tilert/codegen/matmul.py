@@ -21,7 +21,7 @@ def issue_copy(e: Emitter, o: Operand, loop: Op | None, stage: str) -> None:
     if loop is not None:
         _address_operations(e, load, loop)
     param = load.attrs["param"]
-    where = address(e, param, load.attrs["access"], load.args)
+    where = address(e, param, load.attrs["access"], load.args, load.loc)
     itemsize = param.dtype.itemsize
     vector = 16 // itemsize
     per_row = o.cols // vector

@@ -3,13 +3,23 @@
 from dataclasses import dataclass
 from math import gcd
 
+from tilert.codegen.bounds import Bounds, below
 from tilert.codegen.emit import Emitter, c_name, c_type, literal
 from tilert.codegen.grid import piece_number
 from tilert.codegen.layout import Layout
 from tilert.dtypes import i64
-from tilert.ir import Access, Op, Param, Value, walk
+from tilert.ir import Access, Loc, Op, Param, Value, walk
 
-__all__ = ["Address", "Axis", "accumulate_piece", "address", "load", "load_piece", "store_piece"]
+__all__ = [
+    "Address",
+    "Axis",
+    "accumulate_piece",
+    "address",
+    "load",
+    "load_piece",
+    "piece_address",
+    "store_piece",
+]
 
 
 @dataclass(frozen=True)
@@ -22,6 +32,7 @@ class Axis:
         extent: as C++; "" where no element of the access can be outside.
         gather: the tile of indices, for a gather.
         wide: whether indices may need 64 bits.
+        noted: what a check says that the host wants to know of, see `bounds.below`.
     """
 
     stride: str
@@ -29,10 +40,11 @@ class Axis:
     extent: str = ""
     gather: Value | None = None
     wide: bool = False
+    noted: str = ""
 
     def check(self, index: str) -> str:
         """C++ condition that an index is within the extent, "" where it always is."""
-        return _below(index, self.extent, self.wide) if self.extent else ""
+        return below(index, self.extent, self.wide, self.noted) if self.extent else ""
 
 
 @dataclass(frozen=True)
@@ -51,13 +63,19 @@ class Address:
     axes: list[Axis]
 
 
-def _below(index: str, extent: str, wide: bool) -> str:
-    """C++ of 0 <= index < extent. Arithmetic on a `wide` index must not wrap."""
-    return f"(u64)({index}) < (u64){extent}" if wide else f"(u32)({index}) < (u32){extent}"
+def address(
+    e: Emitter,
+    param: Param,
+    access: tuple[Access, ...],
+    args: list[Value],
+    loc: Loc | None = None,
+) -> Address:
+    """Resolve an access to offsets and the bounds checks that it needs.
 
-
-def address(e: Emitter, param: Param, access: tuple[Access, ...], args: list[Value]) -> Address:
-    """Resolve an access to offsets and the bounds checks that it needs."""
+    Args:
+        loc: of the access, for what a checked kernel says.
+    """
+    bounds = Bounds(e, "reads", param.name, loc)
     base: list[str] = []
     uniform: list[str] = []
     axes: list[Axis] = []
@@ -69,7 +87,8 @@ def address(e: Emitter, param: Param, access: tuple[Access, ...], args: list[Val
             continue
         value = args[a.arg]
         if a.kind == "gather":
-            axes.append(Axis(stride, "", extent, value, value.dtype == i64))
+            noted = bounds.outside(axis)
+            axes.append(Axis(stride, "", extent, value, value.dtype == i64, noted))
             continue
         limit = _upper_bound(e, value)
         # A program's coordinate times the tile is within the array; anything else may wrap.
@@ -77,20 +96,30 @@ def address(e: Emitter, param: Param, access: tuple[Access, ...], args: list[Val
         index = f"(i64){e.names[value]}" if wide else e.names[value]
         if a.kind == "point":
             base.append(f"(i64){index} * {stride}")
-            if static is None or limit is None or limit > static:
-                uniform.append(_below(index, extent, wide))
+            proven = static is not None and limit is not None and limit <= static
+            noted = bounds.believed(axis) if proven else bounds.outside(axis)
+            if noted or not proven:
+                uniform.append(below(index, extent, wide, noted))
             continue
         size = a.size if a.kind == "block" else 1
         base.append(f"(i64){index} * {size} * {stride}")
         if a.kind == "block" and static is not None and static % a.size == 0:
-            if limit is None or limit > static // a.size:
-                uniform.append(_below(index, str(static // a.size), wide))
+            proven = limit is not None and limit <= static // a.size
+            noted = bounds.believed(axis, size) if proven else bounds.outside(axis, size)
+            if noted or not proven:
+                uniform.append(below(index, str(static // a.size), wide, noted))
             axes.append(Axis(stride))
         elif a.kind == "block" and static is not None and limit == 1 and a.size <= static:
+            if noted := bounds.believed(axis, size):
+                uniform.append(below(index, "1", wide, noted))
             axes.append(Axis(stride))
         else:
             first = f"{index} * {size}" if size != 1 else index
             axes.append(Axis(stride, first, extent, None, wide))
+            # Whether any element is inside: some of an edge's lie outside in every program.
+            if noted := bounds.outside(axis, shift=a.size - 1):
+                last = f"(i64){first} + {a.size - 1}"
+                uniform.append(below(last, f"(i64){extent} + {a.size - 1}", True, noted))
     return Address(param, " + ".join(base) or "0", uniform, axes)
 
 
@@ -112,17 +141,20 @@ def _offset(e: Emitter, where: Address, layout: Layout, register: str) -> tuple[
     conditions: list[str] = []
     for number, axis in enumerate(where.axes):
         i = e.index(layout, number, register)
+        padding = f"{i} < {layout.shape[number]}" if layout.padded(number) else ""
+        check = ""
         if axis.gather is not None:
             row = _gathered(e, axis.gather, layout, number, register)
             terms.append(f"(i64){row} * {axis.stride}")
-            conditions.append(axis.check(row))
+            check = axis.check(row)
         else:
             if i != "0":
                 terms.append(f"{i} * {axis.stride}")
             if axis.extent:
-                conditions.append(axis.check(f"{axis.first} + {i}"))
-        if layout.padded(number):
-            conditions.append(f"{i} < {layout.shape[number]}")
+                check = axis.check(f"{axis.first} + {i}")
+        # Indices that padding holds are nobody's.
+        both = (padding, check) if axis.noted else (check, padding)
+        conditions += [c for c in both if c]
     return " + ".join(terms) or "0", conditions
 
 
@@ -162,7 +194,7 @@ def _vector(e: Emitter, where: Address, layout: Layout) -> int:
     if last.stride != "1LL" or last.gather is not None or inner.kind != "r" or inner.stride != 1:
         return 1
     v = gcd(inner.size, 16 // param.dtype.itemsize)
-    if v * param.dtype.itemsize < 8:
+    if v * param.dtype.itemsize < e.plan.least_bytes:
         return 1
     if layout.shape[-1] % v or any(s is None or s % v for s in param.strides[:-1]):
         return 1
@@ -173,13 +205,16 @@ def _vector(e: Emitter, where: Address, layout: Layout) -> int:
     return v
 
 
+_WORDS = {16: "vec16", 8: "vec8", 4: "u32"}
+
+
 def _divides(extent: str, v: int) -> bool:
     return extent.isdigit() and int(extent) % v == 0
 
 
 def _unit(e: Emitter, op: Op) -> tuple[Address, str]:
     param: Param = op.attrs["param"]
-    where = address(e, param, op.attrs["access"], op.args)
+    where = address(e, param, op.attrs["access"], op.args, op.loc)
     pointer = e.fresh("src")
     e.line(f"const {c_type(param.dtype)}* {pointer} = {c_name(param)} + ({where.base});")
     return where, pointer
@@ -226,16 +261,17 @@ def _read(e: Emitter, op: Op, where: Address, pointer: str, fill: float, stream:
                 value = f"({guard}) ? {value} : {literal(fill, dtype)}"
             e.line(f"{name}[{r}] = {value};")
         return
-    word = "vec16" if v * dtype.itemsize == 16 else "vec8"
+    word = _WORDS[v * dtype.itemsize]
     call = "load16_stream" if stream else "load16"
     e.line("#pragma unroll")
-    with e.braces(f"for (int r = 0; r < {layout.registers}; r += {v})"):
+    first, end = e.window or (0, layout.registers)
+    with e.braces(f"for (int r = {first}; r < {end}; r += {v})"):
         offset, bounds = _offset(e, where, layout, "r")
         guard = " && ".join(([ok] if ok else []) + bounds)
         fetch = (
             f"{call}({pointer} + ({offset}))"
             if word == "vec16"
-            else (f"*(const vec8*)({pointer} + ({offset}))")
+            else (f"*(const {word}*)({pointer} + ({offset}))")
         )
         e.line(f"union {{ {word} v; {c_type(dtype)} e[{v}]; }} u;")
         if guard:
@@ -253,8 +289,10 @@ def _read(e: Emitter, op: Op, where: Address, pointer: str, fill: float, stream:
 # -- pieces of a Mut -------------------------------------------------------------------------
 
 
-def _piece(e: Emitter, param: Param) -> Address:
+def piece_address(e: Emitter, op: Op, does: str) -> Address:
     """The program's own piece; axis 0 of an indexed Mut goes through its index map."""
+    param: Param = op.attrs["param"]
+    bounds = Bounds(e, does, param.name, op.loc)
     base: list[str] = []
     uniform: list[str] = []
     axes: list[Axis] = []
@@ -262,8 +300,14 @@ def _piece(e: Emitter, param: Param) -> Address:
         extent, stride = e.dim(param, axis), e.stride(param, axis)
         static = param.shape[axis]
         if axis == 0 and param.indexed:
-            base.append(f"(i64){c_name(param)}_slot * {stride}")
-            uniform.append(f"(u32){c_name(param)}_slot < (u32){extent}")
+            slot = f"{c_name(param)}_slot"
+            base.append(f"(i64){slot} * {stride}")
+            if noted := bounds.row():
+                # A negative entry is no piece.
+                uniform.append(f"{slot} >= 0")
+                uniform.append(below(slot, extent, False, noted))
+            else:
+                uniform.append(f"(u32){slot} < (u32){extent}")
             axes.append(Axis(stride))
             continue
         if static is not None and static <= size:
@@ -274,6 +318,9 @@ def _piece(e: Emitter, param: Param) -> Address:
         base.append(f"(i64){number} * {size} * {stride}")
         if size == 1 or (static is not None and static % size == 0):
             axes.append(Axis(stride))
+            if noted := bounds.believed(axis, size):
+                blocks = f"{extent} / {size}" if size > 1 else extent
+                uniform.append(below(number, blocks, False, noted))
         else:
             axes.append(Axis(stride, f"{number} * {size}", extent))
     return Address(param, " + ".join(base) or "0", uniform, axes)
@@ -282,11 +329,14 @@ def _piece(e: Emitter, param: Param) -> Address:
 def load_piece(e: Emitter, op: Op) -> None:
     """The present content of the piece."""
     param: Param = op.attrs["param"]
-    where = _piece(e, param)
+    where = piece_address(e, op, "loads")
     pointer = e.fresh("src")
     e.line(f"const {c_type(param.dtype)}* {pointer} = {c_name(param)} + ({where.base});")
     result = op.result
     layout = e.layout(result)
+    if _vector(e, where, layout) * param.dtype.itemsize == 4 == e.plan.least_bytes:
+        _read(e, op, where, pointer, 0, False)
+        return
     name = e.declare(result)
     with e.each(layout.registers) as r:
         offset, conditions = _offset(e, where, layout, r)
@@ -301,7 +351,7 @@ def store_piece(e: Emitter, op: Op) -> None:
     """Write the piece: one of the threads that hold an element writes it."""
     param: Param = op.attrs["param"]
     value = op.args[0]
-    where = _piece(e, param)
+    where = piece_address(e, op, "stores")
     pointer = e.fresh("dst")
     ctype = c_type(param.dtype)
     e.line(f"{ctype}* {pointer} = {c_name(param)} + ({where.base});")
@@ -312,7 +362,7 @@ def store_piece(e: Emitter, op: Op) -> None:
         guards.append(copies)
     v = _vector(e, where, layout)
     # Copies of an element lie in several threads: all must have read it before one writes it.
-    read_too = any(
+    read_too = e.window is None and any(
         o.name == "load_piece" and o.attrs["param"] is param for o in walk(e.function.body)
     )
     if read_too:
@@ -327,7 +377,7 @@ def accumulate_piece(e: Emitter, op: Op) -> None:
     """Update the piece in memory: other programs may update the same elements meanwhile."""
     param: Param = op.attrs["param"]
     value = op.args[0]
-    where = _piece(e, param)
+    where = piece_address(e, op, "adds to")
     pointer = e.fresh("dst")
     # The functions of CUDA know 64 bits without a sign, whose sums are the same.
     wide = param.dtype == i64 and param.accumulate == "add"
@@ -354,9 +404,10 @@ def _write(e: Emitter, value: Value, where: Address, pointer: str, layout: Layou
             guard = f"if ({' && '.join(conditions)}) " if conditions else ""
             e.line(f"{guard}{pointer}[{offset}] = {e.at(value, r)};")
         return
-    word = "vec16" if v * itemsize == 16 else "vec8"
+    word = _WORDS[v * itemsize]
     e.line("#pragma unroll")
-    with e.braces(f"for (int r = 0; r < {layout.registers}; r += {v})"):
+    first, end = e.window or (0, layout.registers)
+    with e.braces(f"for (int r = {first}; r < {end}; r += {v})"):
         offset, conditions = _offset(e, where, layout, "r")
         e.line(f"union {{ {word} v; {ctype} e[{v}]; }} u;")
         e.line("#pragma unroll")

@@ -2,13 +2,21 @@
 
 from dataclasses import dataclass, field
 
-from tilert.codegen.layout import Layout, blocked, mma_accumulator
+from tilert.codegen.layout import Layout, blocked, mma_accumulator, wgmma_accumulator
 from tilert.codegen.lower import is_thin, uses
 from tilert.dtypes import bf16, f16
 from tilert.ir import Block, Function, Op, Value, walk
 from tilert.ops import ELEMENTWISE
 
-__all__ = ["Operand", "Plan", "choose_threads", "make_plan"]
+__all__ = [
+    "Operand",
+    "Plan",
+    "choose_threads",
+    "make_group_plan",
+    "make_plan",
+    "operand_only",
+    "source_of",
+]
 
 _THIN_THREADS = 128
 _MAX_STAGES = 4
@@ -60,8 +68,10 @@ class Plan:
         operands: shared-memory operands by the value they hold.
         pipelined: asynchronous operands of each loop.
         warps: (along m, along n) of each mma.
+        groups: warpgroups (along m, along n) where they compute the products, None where warps do.
         direct: mma operations whose left operand is taken from registers.
         shared_bytes: shared memory of the operands; scratch follows it.
+        least_bytes: fewest bytes for which one access moves several elements.
     """
 
     threads: int
@@ -69,8 +79,17 @@ class Plan:
     operands: dict[Value, Operand] = field(default_factory=dict)
     pipelined: dict[Op, list[Operand]] = field(default_factory=dict)
     warps: dict[Op, tuple[int, int]] = field(default_factory=dict)
+    groups: tuple[int, int] | None = None
     direct: set[Op] = field(default_factory=set)
     shared_bytes: int = 0
+    least_bytes: int = 8
+
+    def accumulator(self, product: Op) -> Layout:
+        """Layout of the sums of a product."""
+        m, n = product.result.shape
+        if self.groups is not None:
+            return wgmma_accumulator(m, n, *self.groups)
+        return mma_accumulator(m, n, *self.warps[product])
 
 
 def choose_threads(function: Function) -> int:
@@ -99,6 +118,14 @@ def make_plan(function: Function, threads: int) -> Plan:
     _assign_layouts(function, plan)
     _choose_direct(function, plan)
     _plan_operands(function, plan)
+    return plan
+
+
+def make_group_plan(function: Function, groups: tuple[int, int]) -> Plan:
+    """Layouts of a function whose products warpgroups compute, from operands placed elsewhere."""
+    # Pairs of 16-bit sums lie side by side, and there are many of them.
+    plan = Plan(128 * groups[0] * groups[1], groups=groups, least_bytes=4)
+    _assign_layouts(function, plan)
     return plan
 
 
@@ -173,12 +200,12 @@ class _Classes:
 def _assign_layouts(function: Function, plan: Plan) -> None:
     _prefer_rows(function, plan)
     classes = _Classes()
-    operand_only = _operand_only(function)
+    unseen = operand_only(function)
     relations: list[tuple[str, Value, Value, int]] = []
     fixed: list[tuple[Value, Layout]] = []
 
     def tile(v: Value) -> bool:
-        return bool(v.shape) and v not in operand_only
+        return bool(v.shape) and v not in unseen
 
     def visit(block: Block) -> None:
         for op in block.ops:
@@ -191,8 +218,7 @@ def _assign_layouts(function: Function, plan: Plan) -> None:
                         classes.union(a, op.result)
             elif op.name == "mma":
                 classes.union(op.args[2], op.result)
-                m, n = op.result.shape
-                fixed.append((op.result, mma_accumulator(m, n, *plan.warps[op])))
+                fixed.append((op.result, plan.accumulator(op)))
             elif op.name == "for":
                 body = op.regions[0]
                 rows = zip(op.args[3:], body.args[1:], op.results, body.ops[-1].args, strict=True)
@@ -225,7 +251,7 @@ def _assign_layouts(function: Function, plan: Plan) -> None:
         members.setdefault(classes.find(v), []).append(v)
 
     def known(v: Value) -> Layout | None:
-        return found.get(classes.find(v)) if v.shape and v not in operand_only else None
+        return found.get(classes.find(v)) if v.shape and v not in unseen else None
 
     def derive() -> bool:
         changed = False
@@ -288,7 +314,7 @@ def _vector(members: list[Value]) -> int:
     return vector
 
 
-def _operand_only(function: Function) -> set[Value]:
+def operand_only(function: Function) -> set[Value]:
     """Values that only feed mma's two operands: loads into shared memory, and transposes."""
     readers = uses(function.body)
     found: set[Value] = set()

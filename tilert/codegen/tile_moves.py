@@ -6,6 +6,7 @@ Whoever uses scratch meets the other threads first, since they may still read wh
 from collections.abc import Callable
 from math import prod
 
+from tilert.codegen.bounds import Bounds, below
 from tilert.codegen.emit import Emitter, c_type, convert, literal
 from tilert.codegen.layout import Layout
 from tilert.codegen.movement import combine
@@ -106,6 +107,12 @@ def take(e: Emitter, op: Op) -> None:
     own, layout = e.layout(source), e.layout(result)
     strides = _strides(source.shape)
     word = "u64" if index.dtype == i64 else "u32"
+    noted = Bounds(e, "reads", "", op.loc).outside(axis)
+
+    def check(r: str) -> str:
+        if noted:
+            return below(e.at(index, r), str(source.shape[axis]), False, noted)
+        return f"({word}){e.at(index, r)} < {source.shape[axis]}u"
 
     def place(r: str) -> str:
         terms = [
@@ -118,7 +125,7 @@ def take(e: Emitter, op: Op) -> None:
     e.line("__syncthreads();")
     _write(e, source, lambda r: e.flat(own, r))
     e.line("__syncthreads();")
-    _read(e, result, place, lambda r: f"({word}){e.at(index, r)} < {source.shape[axis]}u")
+    _read(e, result, place, check)
 
 
 def scan(e: Emitter, op: Op) -> None:

@@ -1,0 +1,427 @@
+"""What `bench_kernels` runs of each case: inputs, calls of ours and the peer, samples to check."""
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import tilert
+from models import kernels
+from models.tiling import ProductTiles, tiling
+from scripts.kernel_cases import PEER, Case, Variant
+from tilert import Array, Device, Mut, Ref, bf16, f16, f32
+from tilert.language import exp
+
+__all__ = ["Memory", "Work", "switch", "work_of"]
+
+Floats = NDArray[np.float64]
+Call = Callable[[], object]
+EPS = 1e-6
+DTYPES = {"bf16": bf16, "f16": f16, "f32": f32}
+SAMPLED_ROWS, SAMPLED_COLUMNS = 24, 512
+
+
+@tilert.kernel
+def copy(y: Mut, x: Ref):  # type: ignore[no-untyped-def, type-arg]
+    y.store(x.tile_like(y))
+
+
+@tilert.kernel
+def add(y: Mut, a: Ref, b: Ref):  # type: ignore[no-untyped-def, type-arg]
+    y.store(a.tile_like(y).to(f32) + b.tile_like(y).to(f32))
+
+
+@tilert.kernel
+def swiglu(y: Mut, a: Ref, b: Ref):  # type: ignore[no-untyped-def, type-arg]
+    gate = a.tile_like(y).to(f32)
+    y.store(gate / (exp(-gate) + 1.0) * b.tile_like(y).to(f32))
+
+
+@dataclass
+class Tensor:
+    """An array, and the same memory as the peer's tensor where there is a peer."""
+
+    ours: Array
+    theirs: Any
+
+
+class Memory:
+    """Makes tensors on a device.
+
+    Args:
+        torch: the module, None where it is not installed.
+    """
+
+    def __init__(self, device: Device, torch: Any) -> None:
+        self.device, self.torch = device, torch
+        self._rng = np.random.default_rng(0)
+
+    def random(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """Normal values, only read."""
+        if self.torch is None:
+            values = self._rng.standard_normal(shape, np.float32)
+            host = values.astype(DTYPES[dtype].numpy)
+            return Tensor(tilert.from_numpy(host, self.device), None)
+        made = self.torch.randn(shape, dtype=self._dtype(dtype), device=self._place())
+        return Tensor(tilert.from_dlpack(made, self.device, readonly=True), made)
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """An output of NaN."""
+        if self.torch is None:
+            return Tensor(tilert.full(shape, math.nan, DTYPES[dtype], self.device), None)
+        made = self.torch.full(shape, math.nan, dtype=self._dtype(dtype), device=self._place())
+        self.synchronize()
+        return Tensor(tilert.from_dlpack(made, self.device), made)
+
+    def poison(self, tensor: Tensor) -> None:
+        """Make an output NaN again."""
+        self.synchronize()
+        if tensor.theirs is None:
+            tensor.ours.copy_from(np.full(tensor.ours.shape, math.nan, tensor.ours.dtype.numpy))
+        else:
+            tensor.theirs.fill_(math.nan)
+        self.synchronize()
+
+    def ints(self, values: Any) -> Array:
+        """An i32 array of ours."""
+        return tilert.from_numpy(np.asarray(values, np.int32), self.device)
+
+    def sample(self, tensor: Tensor, *index: Any) -> Floats:
+        """Some elements in float64, by one index array an axis."""
+        self.synchronize()
+        if tensor.theirs is None:
+            return np.asarray(tensor.ours.numpy()[np.ix_(*index)], np.float64)
+        part = tensor.theirs
+        for axis, i in enumerate(index):
+            rows = self.torch.as_tensor(np.asarray(i), device=part.device)
+            part = part.index_select(axis, rows)
+        return np.asarray(part.double().cpu().numpy(), np.float64)
+
+    def synchronize(self) -> None:
+        """Wait for both sides."""
+        if self.torch is not None and self.device.kind == "cuda":
+            self.torch.cuda.synchronize()
+        self.device.synchronize()
+
+    def _dtype(self, dtype: str) -> Any:
+        names = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+        return getattr(self.torch, names[dtype])
+
+    def _place(self) -> str:
+        return self.device.name if self.device.kind == "cuda" else "cpu"
+
+
+class Work:
+    """One case on a device: `copies` sets of inputs, and outputs of their own.
+
+    Attributes:
+        outputs: one a set.
+    """
+
+    outputs: list[Tensor]
+
+    def __init__(self, memory: Memory, case: Case, copies: int) -> None:
+        self.memory, self.case, self.copies = memory, case, copies
+
+    def call(self, variant: Variant, i: int) -> Call:
+        """A call that enqueues the variant on set `i`."""
+        return self._theirs(i) if variant.name == PEER else self._ours(variant, i)
+
+    def _ours(self, variant: Variant, i: int) -> Call:
+        raise NotImplementedError
+
+    def _theirs(self, i: int) -> Call:
+        raise NotImplementedError
+
+    def settle(self, result: Any) -> None:
+        """Put what a peer's call gave where the output is, if it made a tensor of its own."""
+
+    def check(self) -> tuple[Floats, Floats]:
+        """A sample of set 0's output, and what it should be, in float64."""
+        raise NotImplementedError
+
+    def sampled(self, n: int, count: int) -> NDArray[np.int64]:
+        """Indices below `n`: the first, the last and some between."""
+        rng = np.random.default_rng(n)
+        return np.unique([0, n - 1, *rng.integers(0, n, count)])
+
+
+class Product(Work):
+    """y = x @ w.T."""
+
+    def __init__(self, memory: Memory, case: Case, copies: int) -> None:
+        super().__init__(memory, case, copies)
+        m, n, k = case["m"], case["n"], case["k"]
+        self._x = [memory.random((m, k), case.dtype) for _ in range(copies)]
+        self._w = [memory.random((n, k), case.dtype) for _ in range(copies)]
+        self.outputs = [memory.empty((m, n), case.dtype) for _ in range(copies)]
+
+    def _ours(self, variant: Variant, i: int) -> Call:
+        m, n, k = self.case["m"], self.case["n"], self.case["k"]
+        tiles = (
+            ProductTiles(*variant.tile)
+            if variant.tile
+            else tiling(self.memory.device.kind).product(m, n, k)
+        )
+        y, x, w = self.outputs[i].ours, self._x[i].ours, self._w[i].ours
+        if tiles.shares == 1:
+            return lambda: kernels.linear(
+                y.partition(tiles.rows, tiles.columns), x, w, bk=tiles.depth
+            ).run()
+        shares = tilert.empty((m, tiles.shares, n), f32, self.memory.device)
+        steps = -(-k // tiles.depth)
+
+        def call() -> None:
+            kernels.linear_shares(
+                shares.partition(tiles.rows, 1, tiles.columns), x, w, bk=tiles.depth,
+                count=-(-steps // tiles.shares),
+            ).run()  # fmt: skip
+            kernels.add_shares(y.partition(1, min(n, 2048)), shares, residual=False).run()
+
+        return call
+
+    def _theirs(self, i: int) -> Call:
+        matmul, out = self.memory.torch.matmul, self.outputs[i].theirs
+        x, w = self._x[i].theirs, self._w[i].theirs.T
+        return lambda: matmul(x, w, out=out)
+
+    def check(self) -> tuple[Floats, Floats]:
+        """See `Work`."""
+        rows = self.sampled(self.case["m"], SAMPLED_ROWS)
+        columns = self.sampled(self.case["n"], SAMPLED_COLUMNS)
+        depth = np.arange(self.case["k"])
+        x = self.memory.sample(self._x[0], rows, depth)
+        w = self.memory.sample(self._w[0], columns, depth)
+        return self.memory.sample(self.outputs[0], rows, columns), x @ w.T
+
+
+class Streaming(Work):
+    """Elementwise work and row norms on [rows, columns]."""
+
+    def __init__(self, memory: Memory, case: Case, copies: int) -> None:
+        super().__init__(memory, case, copies)
+        shape = case["rows"], case["columns"]
+        self._a = [memory.random(shape, case.dtype) for _ in range(copies)]
+        self._b = [memory.random(shape, case.dtype) for _ in range(copies)]
+        self._gain = memory.random(shape[1:], case.dtype)
+        self.outputs = [memory.empty(shape, case.dtype) for _ in range(copies)]
+
+    def _ours(self, variant: Variant, i: int) -> Call:
+        y, a, b = self.outputs[i].ours, self._a[i].ours, self._b[i].ours
+        columns = self.case["columns"]
+        match self.case.name:
+            case "copy":
+                return lambda: copy(y.partition(1, columns), a).run()
+            case "add":
+                return lambda: add(y.partition(1, columns), a, b).run()
+            case "swiglu":
+                return lambda: swiglu(y.partition(1, columns), a, b).run()
+        gain = self._gain.ours
+        return lambda: kernels.rms_norm(y.partition(1, columns), a, gain, eps=EPS).run()
+
+    def _theirs(self, i: int) -> Call:
+        torch, y = self.memory.torch, self.outputs[i].theirs
+        a, b, gain = self._a[i].theirs, self._b[i].theirs, self._gain.theirs
+        match self.case.name:
+            case "copy":
+                return lambda: y.copy_(a)
+            case "add":
+                return lambda: torch.add(a, b, out=y)
+            case "swiglu":
+                # Two kernels, as torch has no one for it; its own compiler is no library.
+                return lambda: torch.mul(torch.nn.functional.silu(a), b, out=y)
+        norm, shape = torch.nn.functional.rms_norm, gain.shape
+        return lambda: norm(a, shape, gain, EPS)
+
+    def settle(self, result: Any) -> None:
+        """See `Work`."""
+        self.outputs[0].theirs.copy_(result)
+
+    def check(self) -> tuple[Floats, Floats]:
+        """See `Work`."""
+        index = self.sampled(self.case["rows"], SAMPLED_ROWS), np.arange(self.case["columns"])
+        a, b = self.memory.sample(self._a[0], *index), self.memory.sample(self._b[0], *index)
+        got = self.memory.sample(self.outputs[0], *index)
+        match self.case.name:
+            case "copy":
+                return got, a
+            case "add":
+                return got, a + b
+            case "swiglu":
+                return got, a / (1 + np.exp(-a)) * b
+        gain = self.memory.sample(self._gain, index[1])
+        return got, a / np.sqrt((a * a).mean(1, keepdims=True) + EPS) * gain
+
+
+def attention(q: Floats, k: Floats, v: Floats, seen: int) -> Floats:
+    """One query [D] over the first `seen` keys [T, D]."""
+    scores = k[:seen] @ q / math.sqrt(len(q))
+    weights = np.exp(scores - scores.max())
+    out: Floats = weights @ v[:seen] / weights.sum()
+    return out
+
+
+PAGE = 64
+
+
+class Prefill(Work):
+    """Causal attention of one sequence; its keys and values lie in pages in order."""
+
+    def __init__(self, memory: Memory, case: Case, copies: int) -> None:
+        super().__init__(memory, case, copies)
+        tokens, dim = case["tokens"], case["dim"]
+        pages = -(-tokens // PAGE), PAGE, case["kv_heads"], dim
+        self._q = [memory.random((tokens, case["heads"], dim), case.dtype) for _ in range(copies)]
+        self._k = [memory.random(pages, case.dtype) for _ in range(copies)]
+        self._v = [memory.random(pages, case.dtype) for _ in range(copies)]
+        self._table = memory.ints([np.arange(pages[0])])
+        self._slots = memory.ints(np.zeros(tokens))
+        self._begins, self._zero = memory.ints([0, tokens]), memory.ints([0])
+        self.outputs = [
+            memory.empty((tokens, case["heads"], dim), case.dtype) for _ in range(copies)
+        ]
+
+    def _ours(self, variant: Variant, i: int) -> Call:
+        tokens, dim = self.case["tokens"], self.case["dim"]
+        tiles = tiling(self.memory.device.kind).prefill_attention(tokens, PAGE, 1)
+        y, q = self.outputs[i].ours, self._q[i].ours
+        k, v = self._k[i].ours, self._v[i].ours
+        return lambda: kernels.prefill_attention(
+            y.partition(tiles.rows, 1, dim), q, k, v, self._table, self._zero, self._slots,
+            self._begins, self._zero, scale=1 / math.sqrt(dim), pages=tiles.pages,
+        ).run()  # fmt: skip
+
+    def _theirs(self, i: int) -> Call:
+        tokens, dim = self.case["tokens"], self.case["dim"]
+        q = self._q[i].theirs.transpose(0, 1)[None]
+        k, v = (t[i].theirs.reshape(-1, self.case["kv_heads"], dim)[:tokens].transpose(0, 1)[None]
+                for t in (self._k, self._v))  # fmt: skip
+        sdpa = self.memory.torch.nn.functional.scaled_dot_product_attention
+        return lambda: sdpa(q, k, v, is_causal=True, enable_gqa=True)
+
+    def settle(self, result: Any) -> None:
+        """See `Work`."""
+        self.outputs[0].theirs.copy_(result[0].transpose(0, 1))
+
+    def check(self) -> tuple[Floats, Floats]:
+        """See `Work`."""
+        case, group = self.case, self.case["heads"] // self.case["kv_heads"]
+        rows = self.sampled(case["tokens"], SAMPLED_ROWS)
+        heads, width = self.sampled(case["heads"], 2), np.arange(case["dim"])
+        got = self.memory.sample(self.outputs[0], rows, heads, width)
+        q = self.memory.sample(self._q[0], rows, heads, width)
+        want = np.empty_like(got)
+        pages = np.arange(-(-case["tokens"] // PAGE)), np.arange(PAGE)
+        for h, head in enumerate(heads):
+            at = np.array([head // group])
+            k, v = (self.memory.sample(t[0], *pages, at, width).reshape(-1, case["dim"])
+                    for t in (self._k, self._v))  # fmt: skip
+            for r, row in enumerate(rows):
+                want[r, h] = attention(q[r, h], k, v, int(row) + 1)
+        return got, want
+
+
+class Decode(Work):
+    """Attention of one new token of each sequence; pages of all sequences lie mixed."""
+
+    def __init__(self, memory: Memory, case: Case, copies: int) -> None:
+        super().__init__(memory, case, copies)
+        batch, dim, context = case["batch"], case["dim"], case["context"]
+        count = -(-context // PAGE)
+        pages = batch * count, PAGE, case["kv_heads"], dim
+        self._order = np.random.default_rng(0).permutation(batch * count).reshape(batch, count)
+        self._table = memory.ints(self._order)
+        self._rows, self._positions = (
+            memory.ints(np.arange(batch)),
+            memory.ints(np.full(batch, context - 1)),
+        )
+        self._q = [memory.random((batch, case["heads"], dim), case.dtype) for _ in range(copies)]
+        self._k = [memory.random(pages, case.dtype) for _ in range(copies)]
+        self._v = [memory.random(pages, case.dtype) for _ in range(copies)]
+        self.outputs = [
+            memory.empty((batch, case["heads"], dim), case.dtype) for _ in range(copies)
+        ]
+
+    def _ours(self, variant: Variant, i: int) -> Call:
+        case, device = self.case, self.memory.device
+        batch, heads, dim = case["batch"], case["heads"], case["dim"]
+        tiles = tiling(device.kind).decode_attention(batch, case["kv_heads"])
+        group = heads // case["kv_heads"] * tiles.heads
+        inputs = (self._q[i].ours, self._k[i].ours, self._v[i].ours, self._table, self._rows,
+                  self._positions)  # fmt: skip
+        consts = {"scale": 1 / math.sqrt(dim), "heads": tiles.heads, "pages": tiles.pages}
+        y = self.outputs[i].ours
+        if tiles.splits == 1:
+            return lambda: kernels.decode_attention(
+                y.partition(1, group, dim), *inputs, **consts
+            ).run()
+        acc = tilert.empty((batch, tiles.splits, heads, dim), f32, device)
+        best, total = (tilert.empty(acc.shape[:3], f32, device) for _ in range(2))
+
+        def call() -> None:
+            kernels.decode_attention_split(
+                acc.partition(1, 1, group, dim), best.partition(1, 1, group),
+                total.partition(1, 1, group), *inputs, **consts,
+            ).run()  # fmt: skip
+            kernels.merge_splits(y.partition(1, group, dim), acc, best, total).run()
+
+        return call
+
+    def _theirs(self, i: int) -> Call:
+        """On keys and values that lie as the peer wants them, outside of what is timed."""
+        case = self.case
+        shape = case["batch"], -1, case["kv_heads"], case["dim"]
+        place = self._q[i].theirs.device
+        order = self.memory.torch.as_tensor(self._order.reshape(-1), device=place)
+        k, v = (
+            t[i].theirs.index_select(0, order).reshape(shape)[:, : case["context"]].transpose(1, 2)
+            for t in (self._k, self._v)
+        )
+        q = self._q[i].theirs[:, :, None]
+        sdpa = self.memory.torch.nn.functional.scaled_dot_product_attention
+        return lambda: sdpa(q, k, v, enable_gqa=True)
+
+    def settle(self, result: Any) -> None:
+        """See `Work`."""
+        self.outputs[0].theirs.copy_(result[:, :, 0])
+
+    def check(self) -> tuple[Floats, Floats]:
+        """See `Work`."""
+        case, group = self.case, self.case["heads"] // self.case["kv_heads"]
+        rows, heads = self.sampled(case["batch"], 2), self.sampled(case["heads"], 2)
+        width = np.arange(case["dim"])
+        got = self.memory.sample(self.outputs[0], rows, heads, width)
+        q = self.memory.sample(self._q[0], rows, heads, width)
+        want = np.empty_like(got)
+        for r, row in enumerate(rows):
+            for h, head in enumerate(heads):
+                index = self._order[row], np.arange(PAGE), np.array([head // group]), width
+                k, v = (self.memory.sample(t[0], *index).reshape(-1, case["dim"])
+                        for t in (self._k, self._v))  # fmt: skip
+                want[r, h] = attention(q[r, h], k, v, case["context"])
+        return got, want
+
+
+_WORK: dict[str, type[Work]] = {
+    "gemm": Product,
+    "skinny": Product,
+    "streaming": Streaming,
+    "prefill": Prefill,
+    "decode": Decode,
+}
+
+
+def work_of(memory: Memory, case: Case, copies: int) -> Work:
+    """The case's inputs, drawn."""
+    return _WORK[case.group](memory, case, copies)
+
+
+def switch(device: Device, variant: Variant) -> None:
+    """Have kernels compiled under the variant's schedules from now on."""
+    if os.environ.get("TILERT_SCHEDULES", "") != variant.schedules:
+        os.environ["TILERT_SCHEDULES"] = variant.schedules
+        device.launchers.clear()

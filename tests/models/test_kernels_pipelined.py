@@ -1,0 +1,98 @@
+"""The projections under the pipelined schedule of sm_90a: values on the host, what the compiler for
+the GPU says of them."""
+
+import numpy as np
+import pytest
+
+import tilert
+from models import kernels
+from tests.models.kernel_support import close, draw, poisoned
+from tests.tilert.emulator import EmulatedDevice, compiler
+from tilert import bf16, f32
+from tilert.target_device import TargetDevice
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler here")
+
+
+@pytest.fixture(autouse=True)
+def _switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILERT_SCHEDULES", "pipelined")
+
+
+@pytest.fixture
+def gpu() -> EmulatedDevice:
+    return EmulatedDevice("sm_90a")
+
+
+def check_pipelined(device: EmulatedDevice) -> None:
+    assert "copy_box(at" in list(device.launchers.values())[-1].text
+
+
+@needs_compiler
+def test_linear_residual(gpu: EmulatedDevice) -> None:
+    rng = np.random.default_rng(0)
+    x, x64 = draw(rng, (137, 264), bf16, gpu)
+    w, w64 = draw(rng, (72, 264), bf16, gpu)
+    y, y64 = draw(rng, (137, 72), bf16, gpu)
+    y = kernels.linear_residual(y.partition(128, 64), x, w, bk=64).sync()
+    check_pipelined(gpu)
+    close(y, y64 + x64 @ w64.T)
+
+
+@needs_compiler
+def test_linear_shares(gpu: EmulatedDevice) -> None:
+    """The steps of a share begin and end where the program says."""
+    rng = np.random.default_rng(1)
+    x, x64 = draw(rng, (130, 328), bf16, gpu)
+    w, w64 = draw(rng, (64, 328), bf16, gpu)
+    shares = poisoned((130, 2, 64), f32, gpu)
+    shares = kernels.linear_shares(shares.partition(128, 1, 64), x, w, bk=64, count=3).sync()
+    check_pipelined(gpu)
+    cuts = (slice(0, 192), slice(192, 328))
+    close(shares, np.stack([x64[:, c] @ w64[:, c].T for c in cuts], axis=1))
+
+
+@needs_compiler
+def test_gate_up_silu(gpu: EmulatedDevice) -> None:
+    rng = np.random.default_rng(2)
+    x, x64 = draw(rng, (70, 200), bf16, gpu)
+    w, w64 = draw(rng, (2, 72, 200), bf16, gpu, 0.1)
+    y = poisoned((70, 72), bf16, gpu)
+    y = kernels.gate_up_silu(y.partition(64, 64), x, w, bk=64).sync()
+    check_pipelined(gpu)
+    gate = x64 @ w64[0].T
+    close(y, gate / (1 + np.exp(-gate)) * (x64 @ w64[1].T))
+
+
+# Qwen3-4B: hidden 2560, 32 heads of 128, feed-forward 9728.
+PROJECTIONS = [
+    ("linear", 6144, 2560, (128, 256)),
+    ("linear", 151936, 2560, (128, 256)),
+    ("linear_residual", 2560, 4096, (128, 256)),
+    ("linear_residual", 2560, 9728, (128, 128)),
+    ("linear_shares", 2560, 9728, (128, 128)),
+    ("gate_up_silu", 9728, 2560, (128, 128)),
+]
+
+
+@pytest.mark.parametrize(("name", "outputs", "inputs", "tile"), PROJECTIONS)
+def test_compiled(name: str, outputs: int, inputs: int, tile: tuple[int, int]) -> None:
+    device = TargetDevice("sm_90a")
+    x = tilert.empty((2048, inputs), bf16, device)
+    y = tilert.empty((2048, outputs), bf16, device)
+    w = tilert.empty((outputs, inputs), bf16, device)
+    match name:
+        case "linear_shares":
+            shares = tilert.empty((2048, 2, outputs), f32, device)
+            count = -(-inputs // 128)
+            kernels.linear_shares(shares.partition(tile[0], 1, tile[1]), x, w, bk=64, count=count)
+        case "gate_up_silu":
+            both = tilert.empty((2, outputs, inputs), bf16, device)
+            kernels.gate_up_silu(y.partition(*tile), x, both, bk=64)
+        case _:
+            getattr(kernels, name)(y.partition(*tile), x, w, bk=64)
+    (kernel,) = device.kernels
+    assert "copy_box(at" in kernel.text and "wgmma_n" in kernel.text
+    assert kernel.resources.spill_stores == 0
+    # All that 65536 registers of a multiprocessor give 384 threads: setmaxnreg moves them.
+    assert kernel.resources.registers == 168

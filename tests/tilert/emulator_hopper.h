@@ -1,0 +1,211 @@
+// Stands in for the device code of the sm_90a schedules. What is asynchronous on the device is so
+// here, in the ways that show mistakes: a copy lands in two parts, each later by some turns of other
+// threads; until then its target holds NaN. A product reads its operands where it is issued and again
+// where it is waited for, and they must be the same; until then its sums are NaN.
+#include <map>
+#include <vector>
+
+struct __align__(128) tensor_map { u64 w[16]; };
+
+#pragma GCC push_options
+#pragma GCC optimize("O2")
+
+namespace emulator {
+const u64 LIVE = 0x5ca1ab1e0ddba11ull;
+struct Phases { int arrivals, pending; i64 bytes; u32 number; };
+std::map<u32, Phases> barriers;
+
+Phases& barrier_at(u32 at) {
+  u64 word;
+  std::memcpy(&word, smem + at, 8);
+  if (!barriers.count(at) || word != (LIVE ^ at)) fail("no barrier is there, or it was overwritten");
+  return barriers[at];
+}
+void turn(Phases& p) {
+  if (p.pending || p.bytes) return;
+  p.pending = p.arrivals;
+  ++p.number;
+}
+
+// -- copies ------------------------------------------------------------------------------------
+
+struct Map { const char* from; int axes, size; i64 dims[5], strides[5], box[5]; };
+struct Part { Map map; u32 to, barrier; i64 first[5]; int row, end, wait; };
+std::vector<Part> parts;
+
+Map decoded(const tensor_map* packed) {
+  const u64* w = packed->w;
+  Map m{(const char*)w[0], (int)(w[1] & 255), (int)(w[1] >> 8), {}, {}, {}};
+  for (int i = 0; i < m.axes; ++i) {
+    m.dims[i] = w[2 + i];
+    m.strides[i] = i ? w[6 + i] : m.size;
+    m.box[i] = w[11 + i];
+  }
+  return m;
+}
+u32 swizzled(u32 at) { return at ^ (at >> 7 & 7) << 4; }
+int rows_of(const Map& m) { int n = 1; for (int i = 1; i < m.axes; ++i) n *= m.box[i]; return n; }
+
+void land(const Part& p) {
+  const Map& m = p.map;
+  for (int row = p.row; row < p.end; ++row) {
+    i64 offset = 0, rest = row;
+    bool inside = true;
+    for (int i = 1; i < m.axes; ++i) {
+      const i64 at = p.first[i] + rest % m.box[i];
+      rest /= m.box[i];
+      inside &= 0 <= at && at < m.dims[i];
+      offset += at * m.strides[i];
+    }
+    for (int c = 0; c < m.box[0]; ++c) {
+      const i64 at = p.first[0] + c;
+      char* to = smem + swizzled(p.to + row * 128 + c * m.size);
+      if (inside && 0 <= at && at < m.dims[0]) std::memcpy(to, m.from + offset + at * m.size, m.size);
+      else std::memset(to, 0, m.size);
+    }
+  }
+  Phases& phases = barriers[p.barrier];
+  phases.bytes -= (p.end - p.row) * 128;
+  turn(phases);
+}
+
+// -- products ----------------------------------------------------------------------------------
+
+struct Product { float* d; int n; std::vector<double> (*terms)(u64, u64); u64 a, b;
+                 std::vector<double> issued; };
+typedef std::vector<Product> Group;
+bool begun[MOST];
+Group open[MOST];
+std::vector<Group> groups[MOST];
+std::map<float*, std::vector<float>> sums[MOST];
+
+template <class T> double element(u64 descriptor, int row, int k) {
+  const u32 start = (descriptor & 0x3fff) << 4, eight = (descriptor >> 32 & 0x3fff) << 4;
+  T v;
+  std::memcpy(&v, smem + swizzled(start + row / 8 * eight + row % 8 * 128 + k * 2), 2);
+  return f32_of(v);
+}
+// What a product adds to this thread's sums.
+template <int N, class T> std::vector<double> terms(u64 a, u64 b) {
+  std::vector<double> found(N / 2);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  for (int h = 0; h < 2; ++h) {
+    double left[16];
+    for (int k = 0; k < 16; ++k) left[k] = element<T>(a, warp * 16 + lane / 4 + 8 * h, k);
+    for (int j = 0; j < N / 8; ++j)
+      for (int c = 0; c < 2; ++c)
+        for (int k = 0; k < 16; ++k)
+          found[j * 4 + h * 2 + c] += left[k] * element<T>(b, j * 8 + lane % 4 * 2 + c, k);
+  }
+  return found;
+}
+template <int N, class T> void product(float* d, u64 a, u64 b, T) {
+  const int me = threadIdx.x;
+  if (!begun[me]) fail("a product without wgmma.fence");
+  for (u64 x : {a, b})
+    if (x >> 62 != 1 || (x >> 49 & 7)) fail("an operand without the swizzle of 128 bytes");
+  if (!sums[me].count(d)) sums[me][d].assign(d, d + N / 2);
+  std::fill(d, d + N / 2, NAN);
+  open[me].push_back({d, N, terms<N, T>, a, b, terms<N, T>(a, b)});
+}
+void complete(const Product& p) {
+  const int me = threadIdx.x;
+  const std::vector<double> now = p.terms(p.a, p.b);
+  if (std::memcmp(now.data(), p.issued.data(), now.size() * sizeof(double)))
+    fail("an operand of a product changed while it was read");
+  std::vector<float>& total = sums[me][p.d];
+  for (int i = 0; i < p.n / 2; ++i) total[i] = (float)(total[i] + now[i]);
+  bool last = true;
+  for (const Group& g : groups[me]) for (const Product& q : g) last &= q.d != p.d;
+  for (const Product& q : open[me]) last &= q.d != p.d;
+  if (!last) return;
+  std::copy(total.begin(), total.end(), p.d);
+  sums[me].erase(p.d);
+}
+
+struct CopyEngine : Engine {
+  CopyEngine() { engine = this; }
+  void begin_block() override {
+    barriers.clear();
+    parts.clear();
+    for (int t = 0; t < threads; ++t) {
+      begun[t] = false;
+      open[t].clear();
+      groups[t].clear();
+      sums[t].clear();
+    }
+  }
+  bool phase_ended(u32 at, u32 parity) override { return (barriers[at].number & 1) != parity; }
+  bool under_way() override { return !parts.empty(); }
+  void time_passes(bool at_once) override {
+    for (size_t i = 0; i < parts.size();) {
+      if (--parts[i].wait > 0 && !at_once) { ++i; continue; }
+      const Part part = parts[i];
+      parts.erase(parts.begin() + i);
+      land(part);
+      if (at_once) return;
+    }
+  }
+} copy_engine;
+}  // namespace emulator
+#pragma GCC pop_options
+
+DEV int uniform(int v) { return v; }
+DEV void meet(int threads) { emulator::meet(1, threads); }
+template <int N> DEV void more_registers() {}
+template <int N> DEV void fewer_registers() {}
+DEV void barrier_init(u32 at, u32 arrivals) {
+  if (at % 8) emulator::fail("a barrier at an odd address");
+  emulator::barriers[at] = {(int)arrivals, (int)arrivals, 0, 0};
+  const u64 word = emulator::LIVE ^ at;
+  std::memcpy(smem + at, &word, 8); }
+DEV void barriers_ready() {}
+DEV void barrier_arrive(u32 at) {
+  emulator::Phases& p = emulator::barrier_at(at);
+  if (--p.pending < 0) emulator::fail("more arrivals than a barrier counts");
+  emulator::turn(p); }
+DEV void barrier_expect(u32 at, u32 bytes) {
+  emulator::barrier_at(at).bytes += bytes;
+  barrier_arrive(at); }
+DEV void barrier_wait(u32 at, u32 parity) {
+  emulator::barrier_at(at);
+  emulator::state[threadIdx.x] = emulator::AT_PHASE;
+  emulator::place[threadIdx.x] = at;
+  emulator::parity[threadIdx.x] = parity;
+  emulator::leave(); }
+// Coordinates innermost first.
+template <class... C> DEV void copy_box(u32 to, const tensor_map* map, u32 barrier, C... given) {
+  using namespace emulator;
+  const Map m = decoded(map);
+  if (m.axes != sizeof...(given)) fail("as many coordinates as the tensor map has axes");
+  if (m.box[0] * m.size != 128 || to % 1024) fail("a box that is not in the swizzle's place");
+  const int rows = rows_of(m), cut = draw() % (rows + 1);
+  for (int row = 0; row < rows; ++row) std::memset(smem + to + row * 128, 0xff, 128);
+  Part part{m, to, barrier, {given...}, 0, cut, (int)(draw() % (3 * threads))};
+  parts.push_back(part);
+  part.row = cut;
+  part.end = rows;
+  part.wait = draw() % (3 * threads);
+  parts.push_back(part); }
+DEV void wgmma_begin() { emulator::begun[threadIdx.x] = true; }
+DEV void wgmma_commit() {
+  using namespace emulator;
+  const int me = threadIdx.x;
+  begun[me] = false;
+  groups[me].push_back(open[me]);
+  open[me].clear(); }
+template <int N> DEV void wgmma_wait() {
+  using namespace emulator;
+  std::vector<Group>& mine = groups[threadIdx.x];
+  while (mine.size() > N) {
+    const Group first = mine[0];
+    mine.erase(mine.begin());
+    for (size_t i = 0; i < first.size(); ++i) {
+      // Those behind it in its group are still under way.
+      open[threadIdx.x].insert(open[threadIdx.x].begin(), first.begin() + i + 1, first.end());
+      complete(first[i]);
+      open[threadIdx.x].erase(open[threadIdx.x].begin(), open[threadIdx.x].begin() + (first.size() - i - 1));
+    }
+  }
+  meet_warp(); }
+template <int N> DEV void wgmma_sums(float*) {}

@@ -1,0 +1,292 @@
+"""Rule O4 on streams: host accesses, frees, threads, and what streams are on each device."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tilert
+from tests.tilert.fake_cuda import FakeCudaDevice
+from tests.tilert.host_fakes import FakeCpu
+from tests.tilert.simulated import SimulatedDevice
+from tests.tilert.stream_devices import KINDS, make_device, plus
+from tilert import LaunchError, f32
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(params=KINDS)
+def dev(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tilert.Device]:
+    device = make_device(request.param, monkeypatch)
+    yield device
+    gc.collect()
+    device.synchronize()
+
+
+def ones(dev: tilert.Device, value: float = 1.0) -> tilert.Array:
+    return tilert.full((4, 8), value, f32, dev)
+
+
+def test_a_stream_sees_what_came_before_and_what_comes_after_sees_it(dev: tilert.Device) -> None:
+    a, b, c = ones(dev), ones(dev, 0), ones(dev, 0)
+    with dev.stream() as stream:
+        plus(b, a).on(stream).run()
+        plus(c, b).run()
+        plus(a, c).on(stream).run()
+        assert repr(stream) == f"<stream of {dev.name}>"
+    plus(b, a).run()
+    assert [x.numpy()[0, 0] for x in (a, b, c)] == [4, 5, 3]
+
+
+def test_host_accesses_while_memory_is_in_flight(dev: tilert.Device) -> None:
+    a, b, c = ones(dev), ones(dev, 0), ones(dev, 0)
+    out = tilert.pinned((4, 8), f32, dev)
+    with dev.stream() as one, dev.stream() as two:
+        # A read waits for what writes.
+        plus(b, a).on(one).run()
+        assert (b.numpy() == 2).all()
+        # A write comes after what reads.
+        plus(c, b).on(two).run()
+        b.copy_from(np.full((4, 8), 50, np.float32))
+        assert (c.numpy() == 3).all() and (b.numpy() == 50).all()
+        # A copy on the device, and one to pinned memory, come after what writes.
+        plus(a, b).on(one).run()
+        c.copy_from(a)
+        plus(a, c).on(two).run()
+        out.copy_from(a)
+        dev.record_event().wait()
+        assert (out.numpy == 52).all() and (c.numpy() == 51).all()
+        # Lending waits for everything.
+        plus(b, a).on(two).run()
+        loan = b.lend()
+        with pytest.raises(tilert.MovedError, match="O5 move"):
+            plus(b, a)
+        del loan
+    assert (b.numpy() == 53).all()
+
+
+def test_memory_is_freed_after_every_stream_that_uses_it(dev: tilert.Device) -> None:
+    b = ones(dev, 0)
+    with dev.stream() as one, dev.stream() as two:
+        for turn in range(6):
+            a, c = ones(dev, turn), ones(dev, 0)
+            plus(c, a).on(one).run()
+            plus(b, c).on(two).run()
+            del a, c
+            # Takes what was just freed.
+            poison = [ones(dev, -9) for _ in range(3)]
+            assert (b.numpy() == turn + 2).all()
+            assert (poison[0].numpy() == -9).all()
+
+
+def test_new_memory_is_there_for_every_stream(dev: tilert.Device) -> None:
+    with dev.stream() as one, dev.stream() as two:
+        a = ones(dev, 3)
+        b = tilert.empty((4, 8), f32, dev)
+        plus(b, a).on(one).run()
+        c = tilert.empty((4, 8), f32, dev)
+        plus(c, b).on(two).run()
+        assert (c.numpy() == 5).all()
+
+
+def test_events_and_waits_of_a_stream(dev: tilert.Device) -> None:
+    a, b = ones(dev), ones(dev, 0)
+    with dev.stream() as stream:
+        plus(b, a).on(stream).run()
+        event = stream.record_event()
+        event.wait()
+        assert event.done()
+        stream.synchronize()
+        plus(a, b).on(stream).run()
+        dev.synchronize()
+    assert (a.numpy() == 3).all()
+
+
+def test_a_dropped_stream_is_closed(dev: tilert.Device) -> None:
+    a, b = ones(dev), ones(dev, 0)
+    plus(b, a).on(dev.stream()).run()
+    gc.collect()
+    plus(a, b).run()
+    assert (a.numpy() == 3).all()
+    if isinstance(dev, SimulatedDevice):
+        waits, marks = dev.waits, dev.marks
+        plus(b, a).run()
+        assert (dev.waits, dev.marks) == (waits, marks)
+
+
+def test_streams_come_from_a_pool() -> None:
+    dev = SimulatedDevice()
+    for _ in range(10):
+        with dev.stream(), dev.stream():
+            pass
+    assert len(dev.queues) == 3
+
+
+def test_wrong_streams(dev: tilert.Device) -> None:
+    a, b = ones(dev), ones(dev, 0)
+    stream = dev.stream()
+    op = plus(b, a).on(stream)
+    stream.close()
+    stream.close()
+    closed = "O4 in flight: this stream is closed; take another with device.stream()"
+    assert {refused(use) for use in (op.run, stream.synchronize, stream.record_event)} == {closed}
+    # The op has given its arrays back.
+    plus(b, a).run()
+    op = plus(b, a)
+    assert refused(lambda: op.on(stream)) == closed
+    with FakeCpu().stream() as other:
+        assert f"is on {dev.name} and cannot run on a stream of cpu" in refused(
+            lambda: op.on(other)
+        )
+    assert "runs on a stream of device.stream(), got int" in refused(lambda: op.on(3))  # type: ignore[arg-type]
+    op.run()
+    graph = tilert.capture(dev, lambda: plus(b, a).run())
+    assert refused(lambda: graph.replay(stream)) == closed
+
+
+def refused(fn: Callable[[], object]) -> str:
+    with pytest.raises(LaunchError) as caught:
+        fn()
+    return str(caught.value)
+
+
+def test_a_capture_refuses_to_wait_for_a_stream(dev: tilert.Device) -> None:
+    with dev.stream() as stream, pytest.raises(LaunchError, match="O6 graphs: recording an event"):
+        tilert.capture(dev, stream.synchronize)
+
+
+def test_threads_with_streams_of_their_own(dev: tilert.Device) -> None:
+    shared, failures = ones(dev, 7), []
+
+    def work(seed: int) -> None:
+        try:
+            for turn in range(10):
+                with dev.stream() as stream:
+                    a = tilert.from_numpy(np.full((4, 8), seed * 100 + turn, np.float32), dev)
+                    b, c = ones(dev, 0), ones(dev, 0)
+                    plus(b, a).on(stream).run()
+                    plus(c, shared).on(stream).run()
+                    plus(a, b).run()
+                    assert (a.numpy() == seed * 100 + turn + 2).all()
+                    assert (c.numpy() == 8).all()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_a_copy_in_parts_is_in_order_as_a_whole() -> None:
+    """Another thread's work on the memory waits until all parts are enqueued."""
+    dev = SimulatedDevice(late=1.0)
+    a, b = ones(dev), ones(dev, 0)
+    between, seen = threading.Event(), []
+
+    def other() -> None:
+        with dev.stream() as stream:
+            between.wait()
+            plus(b, a).on(stream).run()
+            seen.append(dev.waits)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with dev.transfer((a.storage, a.region, True)):
+        with dev.lock:
+            dev.queue.put(lambda: a.storage.host[:64].fill(0))  # type: ignore[index]
+        between.set()
+        # It cannot go on while the copy is half enqueued.
+        thread.join(0.2)
+        assert thread.is_alive() and not seen
+        with dev.lock:
+            dev.queue.put(lambda: a.storage.host[64:].fill(0))  # type: ignore[index]
+    thread.join()
+    assert (b.numpy() == 1).all()
+
+
+def test_large_copies_on_the_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilert.staging._CHUNK", 1 << 16)
+    dev = make_device("fake cuda", monkeypatch)
+    assert isinstance(dev, FakeCudaDevice)
+    given = np.arange(1 << 16, dtype=np.float32).reshape(256, 256)
+    a, b, c = (tilert.from_numpy(given * factor, dev) for factor in (1, 2, 3))
+    with dev.stream() as one, dev.stream() as two:
+        plus(b, a).on(one).run()
+        dev.fake.calls.clear()
+        a.copy_from(-given)
+        assert dev.fake.calls["cuMemcpyHtoDAsync"] == 4
+        # It waits once for the reader, and what reads next waits once for it.
+        assert dev.fake.calls["cuStreamWaitEvent"] == 1
+        plus(c, a).on(two).run()
+        assert dev.fake.calls["cuStreamWaitEvent"] == 2
+        np.testing.assert_array_equal(b.numpy(), given + 1)
+        np.testing.assert_array_equal(c.numpy(), 1 - given)
+        np.testing.assert_array_equal(a.numpy(), -given)
+
+
+PROGRAM = """
+import asyncio, sys
+import numpy as np
+import tilert
+from tests.tilert.host_fakes import add_one
+{make}
+
+a, b, c = (tilert.zeros((4, 8), tilert.f32, dev) for _ in range(3))
+one, two = dev.stream(), dev.stream()
+{kernel}(b.partition(1, 8), a).on(one).run()
+left = {kernel}(c.partition(1, 8), b).on(two)
+graph = tilert.capture(dev, lambda: {kernel}(a.partition(1, 8), b).run())
+graph.replay(one)
+
+
+async def waits():
+    await {kernel}(b.partition(1, 8), a).on(two)
+
+
+async def main():
+    task = asyncio.ensure_future(waits())
+    await asyncio.sleep(0)
+    return task
+
+loop = asyncio.new_event_loop()
+task = loop.run_until_complete(main())
+task.cancel()
+kept = loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+loop.close()
+print("ends")
+"""
+
+
+@pytest.mark.parametrize(
+    ("make", "kernel"),
+    [
+        ("from tests.tilert.host_fakes import FakeCpu\ndev = FakeCpu()", "add_one()"),
+        (
+            "from tests.tilert.simulated import SimulatedDevice\ndev = SimulatedDevice(late=1.0)",
+            "add_one()",
+        ),
+        pytest.param(
+            'from tests.tilert.stream_devices import more\ndev = tilert.device("cuda")',
+            "more",
+            marks=pytest.mark.gpu,
+        ),
+    ],
+)
+def test_a_program_ends_with_work_in_flight(make: str, kernel: str, tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM.format(make=make, kernel=kernel), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        capture_output=True, text=True, check=False, timeout=100,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")

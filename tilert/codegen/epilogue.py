@@ -1,0 +1,83 @@
+"""What follows the products, some registers at a time: all of it at once would not fit beside the
+sums.
+
+Where loads, arithmetic and stores of tiles that lie as the sums do follow each other, they are
+written once for each window of registers, so that an element is loaded, worked on and stored before
+the next ones are.
+"""
+
+from tilert.codegen.emit import Emitter
+from tilert.codegen.layout import Layout
+from tilert.codegen.lower import uses
+from tilert.ir import Op, Value
+from tilert.ops import ELEMENTWISE
+
+__all__ = ["WINDOW", "write_epilogue"]
+
+WINDOW = 32
+"""Registers: loads in flight, against what they take away from the sums."""
+
+
+def write_epilogue(e: Emitter, ops: list[Op], sums: Value) -> None:
+    """Write the operations behind the loop over products.
+
+    Args:
+        ops: in order, the last of the function.
+        sums: of any of the products.
+    """
+    layout = e.layout(sums)
+    first, together, rest = _split(e, ops, layout)
+    for op in first:
+        e.op(op)
+    for start in range(0, layout.registers, WINDOW) if together else ():
+        e.window = start, min(start + WINDOW, layout.registers)
+        with e.braces():
+            for op in together:
+                e.op(op)
+    e.window = None
+    for op in rest:
+        e.op(op)
+
+
+def _split(e: Emitter, ops: list[Op], layout: Layout) -> tuple[list[Op], list[Op], list[Op]]:
+    """What comes first, what is written window by window, and what comes last."""
+    first: list[Op] = []
+    together: list[Op] = []
+    made: set[Value] = set()
+    for place, op in enumerate(ops):
+        if _lies_as(e, op, layout):
+            together.append(op)
+            made |= set(op.results)
+        elif op.regions or op.name in _IN_ORDER or made & set(op.args):
+            rest = ops[place:]
+            break
+        else:
+            first.append(op)
+    else:
+        rest = []
+    readers = uses(e.function.body)
+    if any(reader not in together for v in made for reader in readers.get(v, [])):
+        return ops, [], []
+    return first, together, rest
+
+
+_IN_ORDER = ("load_piece", "store_piece", "accumulate_piece", "print", "check")
+
+
+def _lies_as(e: Emitter, op: Op, layout: Layout) -> bool:
+    """Whether an operation touches no element but those of its registers, which lie as the sums."""
+    if op.name == "store_piece":
+        copies = layout.copies_expr(e.plan.threads, "")
+        return _has(e, op.args[0], layout) and not copies
+    if not op.results or not _has(e, op.result, layout):
+        return False
+    if op.name == "broadcast":
+        source = op.args[0]
+        return not source.shape or e.layout(source) == layout.narrowed(source.shape)
+    if op.name == "load":
+        return all(a.kind != "gather" for a in op.attrs["access"])
+    return op.name == "load_piece" or op.name in ELEMENTWISE
+
+
+def _has(e: Emitter, v: Value, layout: Layout) -> bool:
+    return bool(v.shape) and e.plan.layouts.get(v) == layout

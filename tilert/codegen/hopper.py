@@ -1,0 +1,106 @@
+"""Device code of the sm_90a schedules: barriers with phases, copies of boxes, warpgroup products.
+
+PTX instructions are those of the PTX ISA: mbarrier, cp.async.bulk.tensor, wgmma, setmaxnreg.
+Addresses of shared memory are 32 bits, as `shared_address` gives them.
+"""
+
+__all__ = ["PORTABLE_TEMPLATES", "TEMPLATES", "copy_box", "wgmma"]
+
+PORTABLE_TEMPLATES = r"""// Coordinates beyond any array stay beyond it.
+DEV int coordinate(i64 v) {
+  const i64 limit = 0x7fff0000; return (int)(v > limit ? limit : v < -limit ? -limit : v); }
+
+// Word i of lane j of a quad for word j of lane i.
+DEV void exchange_quad(u32* w) {
+#pragma unroll
+  for (int bit = 1; bit < 4; bit *= 2) {
+    const bool high = threadIdx.x & bit;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      const u32 got = shuffle_xor(high ? w[i] : w[i + bit], bit);
+      if (high) w[i] = got; else w[i + bit] = got;
+    }
+  }
+}
+
+// Rows of 128 bytes, their 16-byte pieces swizzled within 8 rows, k along the row; see "Matrix
+// Descriptor Format" of the PTX ISA. The next 16 elements along k are 2 further on.
+DEV u64 descriptor(u32 at) {
+  return (u64)(at >> 4 & 0x3fffu) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62; }
+"""
+"""The part that is plain C++, for any compiler."""
+
+TEMPLATES = r"""
+struct __align__(128) tensor_map { u64 w[16]; };
+DEV int uniform(int v) { return __shfl_sync(~0u, v, 0); }
+// For some threads of a block, whole warps.
+DEV void meet(int threads) { asm volatile("bar.sync 1, %0;" :: "r"(threads) : "memory"); }
+template <int N> DEV void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
+template <int N> DEV void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
+
+DEV void barrier_init(u32 at, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at), "r"(arrivals) : "memory"); }
+// What has been initialised becomes known to the copy engine.
+DEV void barriers_ready() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEV void barrier_arrive(u32 at) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at) : "memory"); }
+// An arrival that announces bytes: the phase ends when they are there as well.
+DEV void barrier_expect(u32 at, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+    :: "r"(at), "r"(bytes) : "memory"); }
+// Until the phase of a parity has ended; that before the first one counts as ended, of parity 1.
+DEV void barrier_wait(u32 at, u32 parity) {
+  asm volatile("{\n"
+    ".reg .pred done;\n"
+    "again:\n"
+    "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+    "@!done bra again;\n"
+    "}" :: "r"(at), "r"(parity) : "memory"); }
+
+DEV void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEV void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> DEV void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
+// Nothing that reads the sums is moved above this.
+template <int N> DEV void wgmma_sums(float* d) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i]) :: "memory"); }
+"""
+
+
+def copy_box(axes: int) -> str:
+    """C++ of `copy_box`: start the copy of a box to shared memory; coordinates innermost first."""
+    names = [f"c{i}" for i in range(axes)]
+    given = ", ".join(f"int {n}" for n in names)
+    places = ", ".join(f"%{i + 3}" for i in range(axes))
+    values = ", ".join(f'"r"({n})' for n in names)
+    return f"""
+DEV void copy_box(u32 to, const tensor_map* map, u32 barrier, {given}) {{
+  asm volatile("cp.async.bulk.tensor.{axes}d.shared::cluster.global.tile"
+    ".mbarrier::complete_tx::bytes [%0], [%1, {{{places}}}], [%2];"
+    :: "r"(to), "l"(map), "r"(barrier), {values} : "memory"); }}
+"""
+
+
+def wgmma(n: int, ctype: str) -> str:
+    """C++ of `wgmma_nN`: d (64 x n, f32) += a (64 x 16) @ b (n x 16).T, by one warpgroup.
+
+    a and b are descriptors. d[j * 4 + c] is element c of columns 8 j to 8 j + 7, as mma.m16n8 has
+    it in each of the four warps.
+    """
+    count = n // 2
+    sums = ", ".join(f"%{i}" for i in range(count))
+    values = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    return f"""
+DEV void wgmma_n{n}(float* d, u64 a, u64 b, {ctype}) {{
+  asm volatile("wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ctype}.{ctype}"
+    " {{{sums}}},"
+    " %{count}, %{count + 1}, 1, 1, 1, 0, 0;"
+    : {values}
+    : "l"(a), "l"(b)); }}
+"""

@@ -1,0 +1,299 @@
+"""The pipelined schedule of sm_90a: products through a ring in shared memory that one thread fills.
+
+A block walks over pieces. Its last warpgroup is the producer: for every step of the loop over
+products it waits until a stage of the ring is free, and tells the copy engine to bring the
+operands there. The other warpgroups run the kernel as its text has it, except that a product is
+wgmma on what the stage holds. Each stage has two barriers: `full` counts the bytes that have come,
+`empty` the warps that have read them. The producer runs ahead over the ends of pieces, so that the
+next piece's operands come while sums are still being stored.
+"""
+
+from tilert.codegen.control import begin_loop, carry, note_bounds
+from tilert.codegen.emit import Emitter, c_type
+from tilert.codegen.epilogue import write_epilogue
+from tilert.codegen.grid import coordinates
+from tilert.codegen.hopper import PORTABLE_TEMPLATES, TEMPLATES, copy_box, wgmma
+from tilert.codegen.plan import Plan, make_group_plan, source_of
+from tilert.codegen.quads import move_quads
+from tilert.codegen.ring import COLUMNS, GROUP, GROUP_ROWS, Box, Ring, scalars
+from tilert.ir import Access, Function, Op, Value
+from tilert.tensor_map import ROW_BYTES
+
+__all__ = ["Pipelined", "write_pipelined"]
+
+SHARED_BYTES = 227 * 1024
+"""Shared memory of a block of sm_90."""
+MOST_STAGES = 8
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232
+"""What 128 and 256 threads may have of 64 Ki registers, in the steps of setmaxnreg."""
+BAND = 16
+"""Rows of tiles that are walked together: as many blocks as run at once then share rows and columns
+of operands about equally."""
+
+
+class Pipelined:
+    """A kernel written under the schedule.
+
+    Attributes:
+        head: what the text needs besides the prelude and helpers.
+        lines: the kernel's body.
+        threads: of a block.
+        shared_bytes: of a block.
+    """
+
+    def __init__(self, function: Function, ring: Ring, stages: int, scratch: int) -> None:
+        plan = make_group_plan(function, ring.groups)
+        self._function, self._ring, self._stages = function, ring, stages
+        self.threads = ring.consumers + GROUP
+        self._barriers = stages * ring.stage_bytes
+        self._scratch = self._barriers + -(-16 * stages // 128) * 128
+        self.shared_bytes = self._scratch + scratch
+        self.consumer = Consumer(function, plan, ring, stages)
+        producer = Emitter(function, plan)
+        producer.depth = self.consumer.depth = 3
+        self.consumer.program_body()
+        self.head = [PORTABLE_TEMPLATES, TEMPLATES, *_templates(function, ring)]
+        self.lines = [*self._prologue(), *self._producer(producer), *self._consumer()]
+
+    def _prologue(self) -> list[str]:
+        stages, warps = self._stages, self._ring.consumers // 32
+        extents = self._extents()
+        return [
+            "  extern __shared__ __align__(1024) char smem[];",
+            f"  char* const scratch = smem + {self._scratch}; (void)scratch;",
+            "  const u32 ring = shared_address(smem);",
+            f"  const u32 full = ring + {self._barriers}, empty = full + {8 * stages};",
+            "  if (threadIdx.x == 0) {",
+            f"    for (int s = 0; s < {stages}; ++s) {{",
+            f"      barrier_init(full + 8 * s, 1); barrier_init(empty + 8 * s, {warps});",
+            "    }",
+            "    barriers_ready();",
+            "  }",
+            "  __syncthreads();",
+            f"  const i64 pieces = {' * '.join(f'(i64){n}' for n in extents) or '1'};",
+        ]
+
+    def _producer(self, e: Emitter) -> list[str]:
+        ring = self._ring
+        _produce(e, self._function, ring, self._stages)
+        limit = self._limits("fewer", PRODUCER_REGISTERS)
+        return [
+            f"  if (threadIdx.x >= {ring.consumers}) {{",
+            *limit,
+            f"    if (threadIdx.x == {ring.consumers}) {{",
+            *self._pieces("      ", e.lines, e.head),
+            "    }",
+        ]
+
+    def _consumer(self) -> list[str]:
+        return [
+            "  } else {",
+            *self._limits("more", CONSUMER_REGISTERS),
+            *self._pieces("    ", self.consumer.lines, self.consumer.head),
+            "  }",
+        ]
+
+    def _limits(self, word: str, registers: int) -> list[str]:
+        # One consumer has all the registers that a thread can have from the start.
+        return [f"    {word}_registers<{registers}>();"] if self._ring.consumers > GROUP else []
+
+    def _pieces(self, pad: str, lines: list[str], head: list[str]) -> list[str]:
+        return [
+            *(pad + line.strip() for line in head),
+            f"{pad}int stage = 0; u32 turn = 0;",
+            f"{pad}for (i64 piece = blockIdx.x; piece < pieces; piece += gridDim.x) {{",
+            *(f"{pad}{line}" for line in self._place()),
+            *lines,
+            f"{pad}}}",
+        ]
+
+    def _extents(self) -> list[str]:
+        return [str(n) if n is not None else f"g{i}" for i, n in enumerate(self._function.grid)]
+
+    def _place(self) -> list[str]:
+        """Coordinates of a piece: bands of rows of tiles, column after column within a band."""
+        function, axes = self._function, self._ring.axes
+        if axes is None:
+            return coordinates(function, "(int)piece")
+        extents = self._extents()
+        strides = [" * ".join(extents[i + 1 :]) or "1" for i in range(len(extents))]
+        rows, columns = axes
+        other = [i for i, n in enumerate(function.grid) if i not in axes and n != 1]
+        lines = [
+            f"  const int rows = {extents[rows]}, tiles = rows * {extents[columns]};",
+            "  const int tile = (int)piece % tiles;",
+            f"  const int band = {BAND} * {extents[columns]}, first = tile / band * {BAND};",
+            f"  const int high = min(rows - first, {BAND});",
+            f"  const int number = (first + tile % band % high) * {strides[rows]}"
+            f" + tile % band / high * {strides[columns]}"
+            + (f" + (int)piece / tiles * {strides[other[0]]};" if other else ";"),
+        ]
+        return lines + coordinates(function, "number")
+
+
+def write_pipelined(function: Function, ring: Ring) -> Pipelined | None:
+    """The kernel with as many stages as shared memory has room for, None where two are too many."""
+    scratch = 0
+    for _ in range(2):
+        room = SHARED_BYTES - scratch - 128
+        stages = min(MOST_STAGES, room // (ring.stage_bytes + 16))
+        if stages < 2:
+            return None
+        written = Pipelined(function, ring, stages, scratch)
+        # How much scratch the text needs is known once it is written.
+        scratch = -(-written.consumer.scratch_bytes // 16) * 16
+        if written.shared_bytes + scratch <= SHARED_BYTES:
+            break
+    return Pipelined(function, ring, stages, scratch)
+
+
+def _templates(function: Function, ring: Ring) -> list[str]:
+    ranks = sorted({len(spec.box) for spec in ring.maps})
+    products = [op for op in ring.loop.regions[0].ops if op.name == "mma"]
+    kinds = sorted({(op.result.shape[1], c_type(op.args[0].dtype)) for op in products})
+    return [
+        *(copy_box(rank) for rank in ranks),
+        *(wgmma(n // ring.groups[1], ctype) for n, ctype in kinds),
+    ]
+
+
+def _turn_over(e: Emitter, stages: int) -> None:
+    e.line(f"if (++stage == {stages}) {{ stage = 0; turn ^= 1; }}")
+
+
+# -- the producer ----------------------------------------------------------------------------
+
+
+def _produce(e: Emitter, function: Function, ring: Ring, stages: int) -> None:
+    loop = ring.loop
+    body = loop.regions[0]
+    wanted = [*loop.args[:3], *(v for box in ring.boxes.values() for v in box.load.args)]
+    found = scalars(function, loop, wanted)
+    if found is None:
+        raise ValueError("the producer cannot compute its addresses")
+    before, inside = found
+    e.depth = 4
+    for op in before:
+        e.op(op)
+    lo, hi, step = (e.names[a] for a in loop.args[:3])
+    counter = e.names[body.args[0]] = e.fresh("i")
+    note_bounds(e, loop)
+    e.line("#pragma unroll 1")
+    with e.braces(f"for (int {counter} = {lo}; {counter} < {hi}; {counter} += {step})"):
+        for op in inside:
+            e.op(op)
+        e.line("barrier_wait(empty + 8 * stage, turn ^ 1);")
+        e.line(f"barrier_expect(full + 8 * stage, {ring.stage_bytes});")
+        e.line(f"const u32 at = ring + stage * {ring.stage_bytes};")
+        for box in ring.boxes.values():
+            _copy(e, box)
+        _turn_over(e, stages)
+
+
+def _copy(e: Emitter, box: Box) -> None:
+    access: tuple[Access, ...] = box.load.attrs["access"]
+    places = [_first(e, box.load, a) for a in access]
+    for column in range(0, box.cols, COLUMNS):
+        offset = box.offset + column // COLUMNS * box.rows * ROW_BYTES
+        at = [*places[:-1], f"{places[-1]} + {column}" if column else places[-1]]
+        given = ", ".join(reversed([f"coordinate({p})" for p in at]))
+        e.line(f"copy_box(at + {offset}, &map{box.map}, full + 8 * stage, {given});")
+
+
+def _first(e: Emitter, load: Op, access: Access) -> str:
+    """C++ of the first element's index, wide enough not to wrap."""
+    if access.kind == "full":
+        return "0"
+    index = f"(i64){e.names[load.args[access.arg]]}"
+    return f"{index} * {access.size}" if access.kind == "block" else index
+
+
+# -- the consumers ---------------------------------------------------------------------------
+
+
+class Consumer(Emitter):
+    """Writes the kernel for the threads that compute: they meet without the producer."""
+
+    def __init__(self, function: Function, plan: Plan, ring: Ring, stages: int) -> None:
+        super().__init__(function, plan)
+        self._ring = ring
+        self._stages = stages
+
+    def line(self, text: str) -> None:
+        """See `Emitter`."""
+        super().line(text.replace("__syncthreads()", f"meet({self.plan.threads})"))
+
+    def program_body(self) -> None:
+        """The whole kernel, once for each piece."""
+        loop, ops = self._ring.loop, self.function.body.ops
+        place = ops.index(loop) + 1
+        for op in ops[:place]:
+            self.op(op)
+        write_epilogue(self, ops[place:], _sums(loop)[0])
+
+    def op(self, op: Op) -> None:
+        """See `Emitter`."""
+        if op is self._ring.loop:
+            self._loop(op)
+        elif op.name == "mma":
+            self._product(op)
+        elif op.name in ("load_piece", "store_piece") and move_quads(self, op):
+            pass
+        elif op.name != "load" or op.result not in self._ring.boxes:
+            super().op(op)
+
+    def _loop(self, op: Op) -> None:
+        body = op.regions[0]
+        _, head = begin_loop(self, op)
+        held = self.fresh("held")
+        self.line(f"const int group = uniform(threadIdx.x / {GROUP}); (void)group;")
+        self.line(f"int {held} = -1;")
+        self.line("#pragma unroll 1")
+        with self.braces(head):
+            self.line("barrier_wait(full + 8 * stage, turn);")
+            self.line("wgmma_begin();")
+            self.line(f"const u32 at = ring + stage * {self._ring.stage_bytes};")
+            self.block(body)
+            self.line("wgmma_commit();")
+            # The products of the step before are complete: its stage may be filled again.
+            self.line("wgmma_wait<1>();")
+            self.line(f"if ({held} >= 0 && threadIdx.x % 32 == 0)"
+                      f" barrier_arrive(empty + 8 * {held});")  # fmt: skip
+            self.line(f"{held} = stage;")
+            carry(self, op)
+            _turn_over(self, self._stages)
+        self.line("wgmma_wait<0>();")
+        self.line(f"if ({held} >= 0 && threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * {held});")
+        for v in _sums(op):
+            self.line(f"wgmma_sums<{self.registers(v)}>({self.names[v]});")
+
+    def _product(self, op: Op) -> None:
+        """Add to the sums where they are."""
+        name = self.names[op.result] = self.names[op.args[2]]
+        a, b = (self._ring.boxes[source_of(side)[0]] for side in op.args[:2])
+        groups_m, groups_n = self._ring.groups
+        (m, n), k = op.result.shape, op.args[0].shape[1]
+        blocks, columns = m // (GROUP_ROWS * groups_m), n // groups_n
+        left = f" + group * {blocks * GROUP_ROWS * ROW_BYTES}" if groups_m > 1 else ""
+        right = f" + group * {columns * ROW_BYTES}" if groups_n > 1 else ""
+        with self.braces():
+            self.line(f"const u64 a = descriptor(at + {a.offset}{left});")
+            self.line(f"const u64 b = descriptor(at + {b.offset}{right});")
+            for step in range(0, k, 16):
+                for i in range(blocks):
+                    to = f"{name} + {i * columns // 2}"
+                    left = f"a + {(_at(a, step) + i * GROUP_ROWS * ROW_BYTES) // 16}"
+                    ctype = c_type(op.args[0].dtype)
+                    right = f"b + {_at(b, step) // 16}"
+                    self.line(f"wgmma_n{columns}({to}, {left}, {right}, {ctype}{{}});")
+
+
+def _at(box: Box, k: int) -> int:
+    """Bytes from the first element of a box to the element k of the same row, unswizzled."""
+    return k // COLUMNS * box.rows * ROW_BYTES + k % COLUMNS * 2
+
+
+def _sums(loop: Op) -> list[Value]:
+    """What the loop carries that products add to."""
+    carried = zip(loop.results, loop.regions[0].ops[-1].args, strict=True)
+    return [r for r, v in carried if v.op is not None and v.op.name == "mma"]

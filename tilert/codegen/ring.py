@@ -1,0 +1,245 @@
+"""Which kernels the pipelined schedule of sm_90a takes: boxes, warpgroups, order of pieces.
+
+It takes a kernel with one loop over products whose operands are loaded as they are: tiles of 16-bit
+floats of `Ref`s with rows that the copy engine can address, the right one transposed, and sums that
+nothing else in the loop looks at. Whatever comes before and after the loop is up to the kernel. All
+others are compiled as they are for every target.
+"""
+
+from dataclasses import dataclass, field
+from math import prod
+
+from tilert.codegen.lower import uses
+from tilert.codegen.plan import operand_only, source_of
+from tilert.dtypes import bf16, f16
+from tilert.ir import Access, Block, Function, Op, Param, Value, walk
+from tilert.tensor_map import MOST_AXES, MOST_ROWS, ROW_BYTES, TensorMap
+
+__all__ = ["Box", "Ring", "find_ring", "scalars"]
+
+GROUP = 128
+"""Threads of a warpgroup."""
+GROUP_ROWS = 64
+"""Rows of a product of a warpgroup."""
+MOST_COLUMNS = 256
+"""Columns of one such product."""
+MOST_SUMS = 160
+"""Sums a thread: the other registers are for whatever follows the products."""
+COLUMNS = ROW_BYTES // 2
+"""Elements of a row of a box."""
+
+
+@dataclass(eq=False)
+class Box:
+    """An operand of the products: a tile that each step of the loop has copied.
+
+    Attributes:
+        load: where the tile comes from.
+        rows, cols: its extents. It lies as columns of `COLUMNS`, one after the other.
+        map: number of its tensor map.
+        offset: of its first byte within a stage of the ring.
+    """
+
+    load: Op
+    rows: int
+    cols: int
+    map: int
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tile."""
+        return self.rows * self.cols * 2
+
+
+@dataclass(eq=False)
+class Ring:
+    """The schedule of one kernel.
+
+    Attributes:
+        loop: the loop over products.
+        groups: warpgroups that share a tile of sums, along its rows and its columns.
+        boxes: operands by the value that they hold.
+        maps: what the copy engine reads.
+        axes: axes of the grid along rows and columns of the product, where it has both.
+    """
+
+    loop: Op
+    groups: tuple[int, int]
+    boxes: dict[Value, Box] = field(default_factory=dict)
+    maps: list[TensorMap] = field(default_factory=list)
+    axes: tuple[int, int] | None = None
+
+    @property
+    def consumers(self) -> int:
+        """Threads that compute."""
+        return GROUP * prod(self.groups)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of what one step copies."""
+        return sum(box.nbytes for box in self.boxes.values())
+
+
+def find_ring(function: Function) -> Ring | None:
+    """The schedule of a lowered function, None where it is not one for it."""
+    loop = _only_loop(function)
+    if loop is None:
+        return None
+    products = [op for op in loop.regions[0].ops if op.name == "mma"]
+    groups = _groups(products)
+    if groups is None or not _sums_stay(loop, products, groups):
+        return None
+    ring = Ring(loop, groups)
+    taken = operand_only(function)
+    for op in products:
+        for position, side in enumerate(op.args[:2]):
+            value, transposed = source_of(side)
+            if transposed != (position == 1) or value not in taken:
+                return None
+            if value not in ring.boxes and not _add_box(ring, value):
+                return None
+    wanted = [*loop.args[:3], *(v for box in ring.boxes.values() for v in box.load.args)]
+    if scalars(function, loop, wanted) is None:
+        return None
+    ring.axes = _axes(products[0], function)
+    return ring
+
+
+def _only_loop(function: Function) -> Op | None:
+    """The loop that has all products, none of them in a loop or branch of its own."""
+    ops = list(walk(function.body))
+    if any(op.name == "pieces" for op in ops):
+        return None
+    products = [op for op in ops if op.name == "mma"]
+    loops = [op for op in function.body.ops if op.name == "for"]
+    for loop in loops:
+        inside = loop.regions[0].ops
+        if any(op.name == "mma" for op in inside):
+            whole = all(op in inside for op in products)
+            return loop if whole and not any(op.regions for op in inside) else None
+    return None
+
+
+def _groups(products: list[Op]) -> tuple[int, int] | None:
+    """Warpgroups along rows and columns: two where the tile can be halved."""
+    shapes = {op.result.shape for op in products}
+    if len(shapes) != 1:
+        return None
+    ((m, n),) = shapes
+    if m % GROUP_ROWS or n % 8:
+        return None
+    if m % (2 * GROUP_ROWS) == 0:
+        groups = (2, 1)
+    elif n % 16 == 0 and n >= 64:
+        groups = (1, 2)
+    else:
+        groups = (1, 1)
+    return groups if n // groups[1] <= MOST_COLUMNS else None
+
+
+def _sums_stay(loop: Op, products: list[Op], groups: tuple[int, int]) -> bool:
+    """Whether the sums can stay in their registers while the products run: nothing else reads them.
+
+    Every carried sum goes through one or more products and back to its place.
+    """
+    body = loop.regions[0]
+    readers = uses(body)
+    found = []
+    for place, v in enumerate(body.args[1:]):
+        chain: list[Op] = []
+        at = v
+        while len(readers.get(at, [])) == 1 and readers[at][0].name == "mma":
+            op = readers[at][0]
+            if at is not op.args[2]:
+                return False
+            chain.append(op)
+            at = op.result
+        if chain:
+            if readers.get(at) != [body.ops[-1]] or body.ops[-1].args[place] is not at:
+                return False
+            found += chain
+    m, n = products[0].result.shape
+    carried = sum(1 for v in loop.results if v.op is loop and v.shape == (m, n))
+    sums = carried * m * n // (GROUP * prod(groups))
+    return set(found) == set(products) and sums <= MOST_SUMS
+
+
+def _add_box(ring: Ring, value: Value) -> bool:
+    """Whether the copy engine can bring a tile; if so, its box is added."""
+    load = value.op
+    if load is None or load.name != "load" or load not in ring.loop.regions[0].ops:
+        return False
+    param: Param = load.attrs["param"]
+    access: tuple[Access, ...] = load.attrs["access"]
+    vector = 16 // param.dtype.itemsize
+    strides_fit = param.strides[-1] == 1 and all(
+        s is not None and s % vector == 0 for s in param.strides[:-1]
+    )
+    box = tuple(1 if a.kind == "point" else a.size for a in access)
+    kept = [a for a in access if a.kind != "point"]
+    if (
+        param.kind != "ref"
+        or param.dtype not in (bf16, f16)
+        or not param.aligned
+        or not strides_fit
+        or load.attrs["fill"] != 0
+        or not 2 <= len(access) <= MOST_AXES
+        or any(a.kind not in ("block", "span", "full", "point") for a in access)
+        or len(kept) != 2
+        or access[-1].kind == "point"
+        or 0 in param.shape
+    ):
+        return False
+    rows, cols = (a.size for a in kept)
+    # Eight rows are a period of the swizzle, and sums need whole steps of k.
+    if rows % 8 or rows > MOST_ROWS or cols % COLUMNS:
+        return False
+    spec = TensorMap(param.position, (*box[:-1], COLUMNS))
+    if spec not in ring.maps:
+        ring.maps.append(spec)
+    ring.boxes[value] = Box(load, rows, cols, ring.maps.index(spec), ring.stage_bytes)
+    return True
+
+
+def scalars(function: Function, loop: Op, wanted: list[Value]) -> tuple[list[Op], list[Op]] | None:
+    """What whoever only copies computes as well: scalars before the loop, and in each step of it.
+
+    None where a wanted value depends on more: on tiles, on what the loop carries, on a branch or on
+    a `Mut`.
+    """
+    body = loop.regions[0]
+    homes: dict[Value, Block] = {}
+    for block in (function.body, body):
+        homes |= {r: block for op in block.ops for r in op.results}
+    needed: set[Op] = set()
+    todo = list(wanted)
+    while todo:
+        v = todo.pop()
+        if v is body.args[0]:
+            continue
+        op = v.op
+        if op is None or v not in homes or v.shape or op.regions or op.name == "load_piece":
+            return None
+        if op not in needed:
+            needed.add(op)
+            todo += op.args
+    before = [op for op in function.body.ops if op in needed]
+    return before, [op for op in body.ops if op in needed]
+
+
+def _axes(product: Op, function: Function) -> tuple[int, int] | None:
+    """Axes of the grid that number the rows and the columns of a product."""
+    found = []
+    for side in product.args[:2]:
+        load = source_of(side)[0].op
+        if load is None:
+            return None
+        access: Access = next(a for a in load.attrs["access"] if a.kind != "point")
+        op = load.args[access.arg].op if access.kind == "block" else None
+        if op is None or op.name != "program":
+            return None
+        found.append(op.attrs["axis"])
+    rows, columns = found
+    others = [i for i, n in enumerate(function.grid) if i not in found and n != 1]
+    return (rows, columns) if rows != columns and len(others) <= 1 else None

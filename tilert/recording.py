@@ -1,0 +1,163 @@
+"""What a capture records: pieces of work, in program order, and what becomes of them (rule O6)."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tilert.errors import TilertError
+from tilert.order import Lane, Order, Queues, Record
+from tilert.pending import Pending
+
+if TYPE_CHECKING:
+    from tilert.device import Call, Use
+    from tilert.rebind import Maker
+    from tilert.storage import Storage
+
+__all__ = ["CallList", "Executable", "Piece", "Recorder", "issue"]
+
+
+class Piece:
+    """One piece of recorded work.
+
+    Attributes:
+        call: enqueues it, where that is still needed.
+        uses: the memory that it touches.
+        maker: makes the call again, on other memory.
+        lane: of the stream that it was enqueued on, or None for the device's own.
+    """
+
+    __slots__ = ("call", "lane", "maker", "uses")
+
+    def __init__(
+        self,
+        call: "Call | None",
+        uses: "tuple[Use, ...]",
+        maker: "Maker | None",
+        lane: Lane | None,
+    ) -> None:
+        self.call = call
+        self.uses = uses
+        self.maker = maker
+        self.lane = lane
+
+
+class Recorder:
+    """What a capture has seen.
+
+    Attributes:
+        pieces: the work, in program order.
+    """
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        # Weakly: what the recorded function itself drops gives its array back at once.
+        self._pending: list[weakref.ref[Pending]] = []
+
+    def watch(self, made: Pending) -> None:
+        """Remember a partition or an op that is made during the capture."""
+        self._pending.append(weakref.ref(made))
+
+    def drop(self) -> None:
+        """The capture has failed: give back every array that was moved in it.
+
+        Whoever keeps the exception keeps the frames of the failed function, and so what they hold.
+        """
+        for reference in self._pending:
+            made = reference()
+            if made is not None:
+                made.release()
+
+    def note(
+        self,
+        call: "Call",
+        uses: "tuple[Use, ...]",
+        maker: "Maker | None",
+        lane: Lane | None,
+    ) -> None:
+        """Remember one piece of work."""
+        self.pieces.append(Piece(call, uses, maker, lane))
+
+
+class Executable(Protocol):
+    """Recorded work as a device enqueues it."""
+
+    def enqueue(self, queue: Any) -> None:
+        """Enqueue all of it on a queue, as one piece of work."""
+
+    def update(self, pieces: list[Piece]) -> None:
+        """Be other pieces from the next time on; nothing changes where this raises."""
+
+    def close(self) -> None:
+        """Forget the work; what is enqueued completes."""
+
+
+class CallList:
+    """Recorded work of a device that has one queue: its calls, one after the other."""
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self.update(pieces)
+
+    def enqueue(self, queue: Any) -> None:
+        """See `Executable`."""
+        for call in self._calls:
+            call(queue)
+
+    def update(self, pieces: list[Piece]) -> None:
+        """See `Executable`."""
+        self._calls = [piece.call for piece in pieces if piece.call is not None]
+
+    def close(self) -> None:
+        """See `Executable`."""
+        self._calls = []
+
+
+class _Records:
+    """The records of the storages of one graph, beside those of work in flight."""
+
+    def __init__(self) -> None:
+        self._of: dict[Storage, list[Record]] = {}
+
+    def __call__(self, storage: "Storage") -> list[Record]:
+        return self._of.setdefault(storage, [])
+
+
+def issue(queues: Queues, pieces: Sequence[Piece], take: Callable[[], Any]) -> None:
+    """Enqueue pieces on queues that record a graph: on one, or on one for each stream.
+
+    A piece depends on earlier ones of its stream, and on earlier ones that use the same memory
+    where either writes it; on nothing else, so that the device may run the rest at the same time.
+
+    Args:
+        take: gives the first queue, where recording has begun, and then others.
+    """
+    main = Lane(take())
+    sides = {piece.lane for piece in pieces if piece.lane is not None}
+    if not sides:
+        for piece in pieces:
+            _enqueue(piece, main.queue)
+        return
+    order = Order(queues, _Records())
+    origin = order.ticket(main)
+    lanes: dict[Lane | None, Lane] = {None: main}
+    for piece in pieces:
+        lane = lanes.get(piece.lane)
+        if lane is None:
+            lane = lanes[piece.lane] = Lane(take())
+            order.wait(lane, origin)
+        order.before(lane, piece.uses)
+        _enqueue(piece, lane.queue)
+        order.after(lane, piece.uses)
+    # The newest first: it may be behind the others.
+    ends = [lane.last for lane in lanes.values() if lane.last is not None]
+    for end in sorted(ends, key=lambda end: -end.number):
+        order.wait(main, end)
+
+
+def _enqueue(piece: Piece, queue: Any) -> None:
+    if piece.call is None:
+        raise AssertionError("a graph enqueues work that it has recorded before")
+    try:
+        piece.call(queue)
+    except TilertError as error:
+        error.add_note(f"while recording {piece.maker}")
+        raise
