@@ -183,6 +183,11 @@ class FakeDriver:
         now = event.now
         return self.until(lambda: now.done)
 
+    def _cuEventElapsedTime(self, start: Event, end: Event) -> Any:
+        if not (start.now.done and end.now.done):
+            return self.real.CUresult.CUDA_ERROR_NOT_READY, 0.0
+        return self.ok, 1.0
+
     def _cuStreamWaitEvent(self, stream: Stream, event: Event, flags: int) -> Any:
         if event.captured is not None:
             capture, after = event.captured
@@ -370,6 +375,9 @@ class FakeCudaDevice(CudaDevice):
         self.fake = fake
         self.cpu = CpuDevice(check=False)
         super().__init__(0, check=False)
+
+    def memory(self) -> tuple[int, int]:
+        return 1 << 30, 1 << 30
 
     def host_bytes(self, address: int, nbytes: int) -> Any:
         return self.fake.buffers[address][:nbytes]
