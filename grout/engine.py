@@ -94,6 +94,7 @@ class Engine:
         # When the step under way began.
         self._began = math.inf
         self._wake = threading.Condition()
+        self._ended = threading.Event()
         # Guarded by _wake.
         self._added: list[Sequence] = []
         self._aborted: list[Sequence] = []
@@ -263,8 +264,8 @@ class Engine:
         """Stop after the step under way; requests not finished end with `EngineClosed`.
 
         Returns whether that step ended and the device is idle, for which it waits up to `timeout`
-        seconds the first time. If not, requests have ended all the same, but the engine's memory
-        is the device's until the process ends.
+        seconds. If not, requests have ended all the same, but the engine's memory is the device's
+        until the step ends; from then on no `timeout` means not to wait.
         """
         with self._wake:
             first, self._closed = not self._closed, True
@@ -273,10 +274,13 @@ class Engine:
             if first:
                 self._finish()
             return True
-        self._thread.join(0 if self._deserted else timeout)
-        if self._thread.is_alive():
+        if self._thread is threading.current_thread():
+            raise RuntimeError("the engine's own thread cannot wait for its end")
+        # Not the thread itself: a `join` that Ctrl-C interrupts takes it for ended ever after.
+        if not self._ended.wait(0 if self._deserted and timeout is None else timeout):
             self._desert()
             return False
+        self._thread.join()
         return True
 
     async def aclose(self) -> None:
@@ -320,7 +324,10 @@ class Engine:
             while self._wait_for_work():
                 self.step()
         finally:
-            self._finish()
+            try:
+                self._finish()
+            finally:
+                self._ended.set()
 
     def _finish(self) -> None:
         """End every request; wait for the device."""
@@ -340,6 +347,8 @@ class Engine:
 
         Only their sinks are told: the rest is that thread's, which may come back.
         """
+        if self._deserted:
+            return
         self._deserted = True
         with self._wake:
             left = [*self._added, *self._loop.scheduler.sequences]

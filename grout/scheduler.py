@@ -150,7 +150,9 @@ class Scheduler:
 
     @property
     def _held(self) -> list[Sequence]:
-        return [*self.running, *([self.prefilling] if self.prefilling else [])]
+        # Read once: another thread may ask, see `Engine.close`.
+        prefilling = self.prefilling
+        return [*self.running, *([prefilling] if prefilling else [])]
 
     def _growing(self) -> list[Sequence]:
         """Those whose next token needs another page, first in rank first."""

@@ -178,6 +178,5 @@ class _Calls:
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
-    given = tool.function.parameters
-    # Arguments are an object whatever the schema leaves open.
-    return {"type": "object"} if not given else {"type": "object", **given}
+    # Arguments are an object whatever the schema leaves open, or allows beside.
+    return {**(tool.function.parameters or {}), "type": "object"}

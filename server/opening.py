@@ -19,7 +19,7 @@ CLOSE_SECONDS = 3.0
 """Longest wait for the step under way of an engine that is closed."""
 
 HUNG = 1
-"""Exit code of a process that has left a step behind."""
+"""Exit code of a process that has left a hung step behind."""
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -41,14 +41,19 @@ def open_engine(options: argparse.Namespace, **defaults: Any) -> ClosableEngine:
 
 
 def close_engine(engine: ClosableEngine) -> None:
-    """Close it; ends the process where a step does not end.
+    """Close it; ends the process where a step does not end in time.
 
     The interpreter's own end would wait for the device, too, to free what it holds.
     """
-    if engine.close(CLOSE_SECONDS):
+    try:
+        closed = engine.close(CLOSE_SECONDS)
+    except KeyboardInterrupt:  # whoever cannot wait for that
+        closed = engine.close(0)
+    if closed:
         return
-    say("the engine's step under way does not end; leaving without it")
+    hung = engine.hung
+    say(f"the engine's step under way {'does not end' if hung else 'goes on'}; leaving without it")
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    os._exit(HUNG)
+    os._exit(HUNG if hung else 0)

@@ -295,8 +295,7 @@ class Array:
 
     def _copy_from_device(self, source: "Array") -> None:
         if source.device is not self.device:
-            if self.device.kind == "cpu" or source.device.kind == "cpu":
-                self.device.refuse_in_capture("a copy between devices")
+            self.device.refuse_in_capture("a copy between devices")
             self.device.upload(self, source.numpy())
             return
         source.check_free()

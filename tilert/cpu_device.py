@@ -165,7 +165,7 @@ class CpuDevice(Device):
     def record_event(self, timing: bool = False, stream: Stream | None = None) -> Event:
         """See `Device`."""
         if stream is not None:
-            stream.lane()
+            stream.lane(self)
         self.refuse_in_capture("recording an event")
         return DoneEvent(time.perf_counter())
 

@@ -147,14 +147,22 @@ class Device(ABC):
             stream: where to enqueue it; by default the device's own queue.
 
         Raises:
-            LaunchError: if the stream is closed.
+            LaunchError: if the stream is closed, or of another device.
         """
         with self.lock:
-            lane = None if stream is None else stream.lane()
+            lane = None if stream is None else stream.lane(self)
             if self.recorder is None:
                 call(self.queue)
             else:
                 self.recorder.note(call, tuple(uses), maker, lane)
+
+    def settled(self, uses: "Sequence[Use]") -> bool:
+        """Whether no copy that another thread enqueues in parts conflicts with the uses.
+
+        Called with the lock held. Where it gives False it has waited for one, without the lock, so
+        that what was looked at before may have changed.
+        """
+        return True
 
     def stream(self) -> Stream:
         """A queue of its own beside the device's, behind everything enqueued so far."""
@@ -229,7 +237,7 @@ class Device(ABC):
             timing: whether `Event.since` may be asked about it.
 
         Raises:
-            LaunchError: if the stream is closed, or during a capture.
+            LaunchError: if the stream is closed or of another device, or during a capture.
         """
 
     def end(self, stream: Stream | None) -> Event:

@@ -5,6 +5,7 @@ kernel runs to its end: the device stays usable, and the host knows what was wro
 """
 
 import linecache
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,8 @@ class Faults:
         self._record: np.ndarray[Any, Any] = block.host[: RECORD.itemsize].view(RECORD)
         self._record[:] = 0
         self._kernels: list[tuple[Function, tuple[Site, ...]]] = []
+        # Of threads that take: between reading and emptying, a kernel writes nothing.
+        self._lock = threading.Lock()
 
     def arguments(self, function: Function, sites: tuple[Site, ...] | None) -> list[int]:
         """What a kernel takes after its own arguments: nothing if it has no checks."""
@@ -89,10 +92,11 @@ class Faults:
         Args:
             trail: which ops have been enqueued.
         """
-        if self._record["state"][0] != _WRITTEN:
-            return None
-        record = self._record[0].copy()
-        self._record["state"] = 0
+        with self._lock:
+            if self._record["state"][0] != _WRITTEN:
+                return None
+            record = self._record[0].copy()
+            self._record["state"] = 0
         function, sites = self._kernels[int(record["kernel"])]
         grid = record["grid"][: len(function.grid)]
         program = tuple([int(i) for i in np.unravel_index(int(record["program"]), grid)])

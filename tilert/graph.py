@@ -52,22 +52,29 @@ class Graph:
             stream: where; by default the device's own. The streams of the capture do not matter.
 
         Raises:
-            LaunchError: if the graph or the stream is closed, or during a capture.
+            LaunchError: if the graph or the stream is closed, the stream is of another device, or
+                during a capture.
             MovedError: if an op, or a borrower who may write, holds memory that the graph uses
                 (O5), or anybody memory that it writes.
         """
         device = self.device
         with device.lock:
-            self._check_open()
-            if device.recorder is not None:
-                device.refuse_in_capture("the replay of another graph")
-            for storage, regions in self._regions:
-                if storage.holds:
-                    for region, write in regions:
-                        storage.check_free(region, write)
+            self._check_replay()
+            while not device.settled(self._uses):
+                # Meanwhile it may have been rebound or closed.
+                self._check_replay()
             if device.trail is not None:
                 device.trail.add(self._captured)
             device.submit(self._enqueue, self._uses, None, stream)
+
+    def _check_replay(self) -> None:
+        self._check_open()
+        if self.device.recorder is not None:
+            self.device.refuse_in_capture("the replay of another graph")
+        for storage, regions in self._regions:
+            if storage.holds:
+                for region, write in regions:
+                    storage.check_free(region, write)
 
     def rebind(self, arrays: "Mapping[Array, Array]") -> None:
         """From the next replay on, use other memory in the place of some.

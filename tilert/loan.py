@@ -47,6 +47,9 @@ class Loan:
         note_shared(
             self, device, region, write, f"lent through {through}", place, within=array.storage
         )
+        with device.lock:
+            while not device.settled(((array.storage, own, write),)):
+                pass
         device.synchronize()
         if write:
             device.lent(array)

@@ -4,7 +4,7 @@ import contextlib
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,12 +61,14 @@ class _Moment(Event):
     def done(self) -> bool:
         """See `Event`."""
         self._device.enter()
-        return self._device.passed(self._ticket.mark)
+        with self._device.watch:
+            return self._device.passed(self._ticket.mark)
 
     def wait(self) -> None:
         """See `Event`."""
         self._device.enter()
-        self._device.wait_mark(self._ticket.mark)
+        with self._device.watch:
+            self._device.wait_mark(self._ticket.mark)
 
     def since(self, earlier: Event) -> float:
         """See `Event`."""
@@ -84,7 +86,11 @@ class QueuedDevice(Device):
         queue: the device's own. Allocations and frees are always on it.
         garbage: what to free or to close, at the next call that may do so.
         order: who waits for whom, while streams are open.
+        watch: around every wait that a user asks for, and no other: what a kernel did wrong is
+            raised there, not where work is ordered or memory freed.
     """
+
+    watch: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -194,13 +200,13 @@ class QueuedDevice(Device):
         maker: "Maker | None",
         stream: Stream | None,
     ) -> None:
-        lane = None if stream is None else stream.lane()
         if self.recorder is not None:
-            self.recorder.note(call, uses, maker, lane)
+            self.recorder.note(call, uses, maker, None if stream is None else stream.lane(self))
             return
-        self._settle(uses)
-        if lane is None:
-            lane = self._main
+        while not self.settled(uses):
+            pass
+        # Only now: while this waited, another thread may have closed the stream.
+        lane = self._main if stream is None else stream.lane(self)
         if not self._open:
             call(lane.queue)
             return
@@ -214,10 +220,12 @@ class QueuedDevice(Device):
             raise
         self.order.after(lane, uses)
 
-    def _settle(self, uses: tuple[Use, ...]) -> None:
-        """Wait until no transfer that conflicts with the uses is half enqueued."""
-        while any(_conflict(uses, transfer) for transfer in self._transfers):
-            self._transferred.wait()
+    def settled(self, uses: Sequence[Use]) -> bool:
+        """See `Device`."""
+        if not any(_conflict(uses, transfer) for transfer in self._transfers):
+            return True
+        self._transferred.wait()
+        return False
 
     @contextlib.contextmanager
     def transfer(self, *uses: Use) -> Iterator[None]:
@@ -226,7 +234,8 @@ class QueuedDevice(Device):
         In order as a whole: conflicting work of other threads comes before it or after it.
         """
         with self.lock:
-            self._settle(uses)
+            while not self.settled(uses):
+                pass
             if self._open:
                 self.order.before(self._main, uses)
             self._transfers.append(uses)
@@ -235,11 +244,13 @@ class QueuedDevice(Device):
             yield
         finally:
             with self.lock:
-                self._transfers.remove(uses)
-                if self._open:
-                    self.order.after(self._main, uses)
-                self._watch()
-                self._transferred.notify_all()
+                try:
+                    self._transfers.remove(uses)
+                    if self._open:
+                        self.order.after(self._main, uses)
+                finally:
+                    self._watch()
+                    self._transferred.notify_all()
 
     def _watch(self) -> None:
         self._watched = bool(self._open or self._transfers)
@@ -277,12 +288,14 @@ class QueuedDevice(Device):
         self.enter()
         with self.lock:
             self.refuse_in_capture("recording an event")
-            return self.make_event(self.queue if stream is None else stream.lane().queue, timing)
+            queue = self.queue if stream is None else stream.lane(self).queue
+            return self.make_event(queue, timing)
 
     def end(self, stream: Stream | None) -> Event:
         """See `Device`."""
         self.enter()
         with self.lock:
+            self.refuse_in_capture("waiting for work")
             ticket = self.order.ticket(self._main) if stream is None else stream.last
         return DoneEvent(0.0) if ticket is None else _Moment(self, ticket)
 
@@ -290,10 +303,13 @@ class QueuedDevice(Device):
         """See `Device`."""
         self.refuse_in_capture("waiting for the device")
         self.enter()
-        self.wait_queue(self.queue)
-        # What closed streams did is before what the device's own queue does now.
-        for lane in list(self._open):
-            self.wait_queue(lane.queue)
+        with self.lock:
+            # The device's own queue is behind streams that are closed by now, not behind those that
+            # other threads close while this waits.
+            queues = [self.queue, *[lane.queue for lane in self._open]]
+        with self.watch:
+            for queue in queues:
+                self.wait_queue(queue)
         self.collect()
 
     def after_work(self, done: Callable[[], None]) -> None:
@@ -322,6 +338,7 @@ class QueuedDevice(Device):
 
     def adopt(self, block: Any, nbytes: int) -> None:
         """See `Device`."""
+        self.enter()
         with self.lock:
             if self._open:
                 whole = Region(0, (nbytes,), (1,), 1)
@@ -342,7 +359,7 @@ class QueuedDevice(Device):
                 free(*arguments)
 
 
-def _conflict(some: tuple[Use, ...], others: tuple[Use, ...]) -> bool:
+def _conflict(some: Sequence[Use], others: Sequence[Use]) -> bool:
     return any(
         (write or other_write) and storage is other and overlap(region, other_region)
         for storage, region, write in some

@@ -161,6 +161,14 @@ class Swap:
 
 
 def _check_pair(device: "Device", old: "Array", new: "Array") -> None:
+    from tilert.array import Array
+
+    for one in (old, new):
+        if not isinstance(one, Array):
+            raise LaunchError(
+                f"O6 graphs: rebind takes arrays of {device.name} by arrays, got"
+                f" {type(one).__name__}"
+            )
     if old.device is not device or new.device is not device:
         raise LaunchError(
             f"O6 graphs: a graph of {device.name} is rebound from arrays of {old.device.name} to"

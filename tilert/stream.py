@@ -44,12 +44,16 @@ class Stream:
         """Of the newest work on it, also after it was closed; None where there is no order."""
         return self._last if self._lane is None else self._lane.last
 
-    def lane(self) -> "Lane":
-        """What the device knows it by.
+    def lane(self, device: "Device") -> "Lane":
+        """What its device, which is to be `device`, knows it by.
 
         Raises:
-            LaunchError: if it is closed.
+            LaunchError: if it is closed, or of another device.
         """
+        if self.device is not device:
+            raise LaunchError(
+                f"O4 in flight: work of {device.name} cannot run on a stream of {self.device.name}"
+            )
         if self._lane is None:
             raise LaunchError(
                 "O4 in flight: this stream is closed; take another with device.stream()"

@@ -71,7 +71,7 @@ class Work(ABC):
                 f"O4 in flight: {self!r} is on {self.device.name} and cannot run on a stream of"
                 f" {stream.device.name}"
             )
-        stream.lane()
+        stream.lane(stream.device)
         self._stream = stream
         return self
 
@@ -170,13 +170,14 @@ class _Composed(Work):
         parts: the works, and those that came up as it ran.
     """
 
-    __slots__ = ("_has_run", "_parts")
+    __slots__ = ("_has_run", "_parts", "_released")
 
     def __init__(self, device: "Device | None", parts: list[Work]) -> None:
         self.device = device
         self._stream = None
         self._parts = parts
         self._has_run = False
+        self._released = False
 
     def _begin(self) -> None:
         if self._has_run:
@@ -185,9 +186,11 @@ class _Composed(Work):
 
     def release(self) -> None:
         """See `Work`."""
-        self._has_run = True
-        for part in self._parts:
-            part.release()
+        # Once: a function of `then` may give what its work is part of.
+        if not self._released:
+            self._has_run = self._released = True
+            for part in self._parts:
+                part.release()
 
     def _ends(self) -> "Iterator[Event]":
         for part in self._parts:
@@ -212,12 +215,17 @@ class _Then(_Composed):
         """See `Work`."""
         self._begin()
         first = self._parts[0]
-        result = self._fn(first._start(self._stream))
-        if not isinstance(result, Work):
-            return result
-        self._parts.append(result)
-        # Where the work so far had a stream of its own, what follows goes on there.
-        return result._start(self._stream or first._stream)
+        try:
+            result = self._fn(first._start(self._stream))
+            if not isinstance(result, Work):
+                return result
+            self._parts.append(result)
+            # Where the work so far had a stream of its own, what follows goes on there.
+            return result._start(self._stream or first._stream)
+        except BaseException:
+            # It runs no more: what it did not come to gives its arrays back.
+            self.release()
+            raise
 
 
 class _Ready(_Composed):

@@ -1,9 +1,10 @@
 """A step that does not end: what the engine says meanwhile, and how it is closed."""
 
 import asyncio
+import signal
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -99,12 +100,31 @@ def test_closing_gives_up_on_it(hanging: Hanging) -> None:
         engine.add([5], GREEDY, BlockingStream())
     assert not engine.close()  # does not wait again
     hanging.end.set()
-    assert engine._thread is not None
-    engine._thread.join(WAIT)
+    assert engine.close(WAIT)  # unless told how long
     assert engine.close()
     stats = engine.stats()
     assert (stats["running"], stats["waiting"]) == (0, 0)
     assert stats["pages_free"] == stats["pages_total"]
+
+
+def test_ctrl_c_while_it_is_closed(hanging: Hanging) -> None:
+    """A thread whose `join` is interrupted passes for ended."""
+    hanging.hang([1, 2])
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            hanging.engine.close(WAIT)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert not hanging.engine.close(0.01)
+    hanging.end.set()
+    assert hanging.engine.close(WAIT)
 
 
 def test_a_request_in_it_times_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from server.http_server import REPEAT_SECONDS, HttpServer
+from server.opening import HUNG, close_engine
 from server.settings import Settings
 from tests.server.fakes import FakeEngine, wait_for
 from tests.server.test_stopping import CHAT, COMPLETIONS, RESPONSES, Served, events, serving
@@ -152,3 +153,23 @@ def test_a_sigterm_that_launchers_pass_on_is_the_same_one(monkeypatch: pytest.Mo
     told = server()
     assert told(signal.SIGINT) == (True, False)
     assert told(signal.SIGINT) == (True, True)
+
+
+@pytest.mark.parametrize(("hung", "code"), [(True, HUNG), (False, 0)])
+def test_a_slow_step_is_no_failure_and_ctrl_c_ends_the_wait(
+    hung: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Slow(FakeEngine):
+        def close(self, timeout: float | None = None) -> bool:
+            if timeout:
+                raise KeyboardInterrupt
+            return False
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr("server.opening.os._exit", leave)
+    with pytest.raises(SystemExit) as caught:
+        close_engine(Slow(hung=hung))
+    assert caught.value.code == code
+    assert ("does not end" in capsys.readouterr().err) == hung

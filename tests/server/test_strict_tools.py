@@ -77,6 +77,21 @@ def test_text_is_free_and_calls_are_valid(thinking: Thinking, before: str, known
         assert not accepts(single, tags, before + text)
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("kind", [["object", "null"], ["array", "object"], "array"])
+def test_arguments_are_an_object(choice: str, kind: object) -> None:
+    """Anything else is no call, and would come as text."""
+    tools = [
+        Tool(type="function", function=Function(name="f", parameters={"type": kind}, strict=True))
+    ]
+    tags = Tags(known=True)
+    made = constraint(None, tool_use(tools, choice, None), "off", tags)
+    assert made is not None
+    assert accepts(made, tags, call("f", '{"a": 1}'))
+    for arguments in ("null", "[1]"):
+        assert not accepts(made, tags, call("f", arguments))
+
+
 def test_a_tag_in_pieces_is_one() -> None:
     class Pieces(Tags):
         def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:

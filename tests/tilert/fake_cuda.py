@@ -1,8 +1,8 @@
 """The CUDA driver without a GPU: memory of the host, streams that run late and in any legal order.
 
-It answers the calls that `tilert.driver` makes and refuses what the driver refuses: waiting for a
-stream that is being captured, asking about an event inside a capture, ending a capture with a
-branch that was not joined. Kernels are functions of the host.
+It answers the calls that `tilert.driver` makes and refuses what the driver refuses: most calls of a
+thread without a context, waiting for a stream that is being captured, asking about an event inside
+a capture, ending a capture with a branch that was not joined. Kernels are functions of the host.
 """
 
 import ctypes
@@ -23,6 +23,13 @@ from tilert.cuda_device import CudaDevice
 from tilert.device import Call, Launcher
 
 __all__ = ["FakeCudaDevice", "FakeDriver", "fake_cuda"]
+
+
+# What threads may call that have no context.
+_ANYWHERE = {
+    "cuDeviceGetCount", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent",
+    "cuDeviceGetAttribute", "cuDeviceGetDefaultMemPool", "cuMemPoolSetAttribute",
+}  # fmt: skip
 
 
 class Node:
@@ -76,6 +83,7 @@ class FakeDriver:
         self.late = late
         self.calls: Counter[str] = Counter()
         self.lock = threading.RLock()
+        self.current = threading.local()
         self.streams: list[Stream] = []
         self.buffers: dict[int, np.ndarray] = {}
         self.sizes: dict[int, int] = {}
@@ -91,6 +99,7 @@ class FakeDriver:
 
     def counted(self, name: str) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
+            assert name in _ANYWHERE or hasattr(self.current, "context"), f"{name}: no context"
             with self.lock:
                 self.calls[name] += 1
                 return getattr(self, f"_{name}")(*arguments)
@@ -131,6 +140,7 @@ class FakeDriver:
         return self.ok, "context"
 
     def _cuCtxSetCurrent(self, context: Any) -> Any:
+        self.current.context = context
         return (self.ok,)
 
     def _cuDeviceGetAttribute(self, attribute: Any, device: Any) -> Any:

@@ -274,6 +274,11 @@ REFUSED: list[tuple[str, Callable[[tilert.Device], Mapping[str, tilert.Array]], 
         "rebinding what the graph writes: it is a constant",
     ),
     (
+        "no array",
+        lambda dev: {"a": np.ones((4, 8), np.float32)},
+        "O6 graphs: rebind takes arrays of cpu by arrays, got ndarray",
+    ),
+    (
         "alignment",
         lambda dev: {"a": tilert.zeros(33, f32, dev)[1:].reshape(4, 8)},
         "O6 graphs: the graph was recorded for memory aligned to 16 bytes, which that of"

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from tests.tilert.fake_cuda import FakeCudaDevice
 from tests.tilert.host_fakes import FakeCpu
 from tests.tilert.simulated import SimulatedDevice
 from tests.tilert.stream_devices import KINDS, make_device, plus
-from tilert import LaunchError, f32
+from tilert import CheckError, LaunchError, f32
+from tilert.borrowed import borrow
+from tilert.fault import RECORD, Faults, Site, Watch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -148,6 +151,10 @@ def test_wrong_streams(dev: tilert.Device) -> None:
     op.run()
     graph = tilert.capture(dev, lambda: plus(b, a).run())
     assert refused(lambda: graph.replay(stream)) == closed
+    with FakeCpu().stream() as other:
+        elsewhere = f"O4 in flight: work of {dev.name} cannot run on a stream of cpu"
+        assert refused(lambda: graph.replay(other)) == elsewhere
+        assert refused(lambda: dev.record_event(stream=other)) == elsewhere
 
 
 def refused(fn: Callable[[], object]) -> str:
@@ -213,6 +220,140 @@ def test_a_copy_in_parts_is_in_order_as_a_whole() -> None:
     assert (b.numpy() == 1).all()
 
 
+def while_waiting(dev: SimulatedDevice, a: tilert.Array, work: Any, then: Any) -> list[str]:
+    """Errors of `work` in a thread that waits for a copy to `a`, while this one does `then`."""
+    said: list[str] = []
+
+    def other() -> None:
+        try:
+            work()
+        except tilert.TilertError as error:
+            said.append(str(error))
+
+    waiting = threading.Event()
+    wait = dev._transferred.wait
+
+    def tell(*arguments: Any) -> bool:
+        waiting.set()
+        return wait(*arguments)
+
+    dev._transferred.wait = tell  # type: ignore[method-assign]
+    thread = threading.Thread(target=other, daemon=True)
+    try:
+        with dev.transfer((a.storage, a.region, True)):
+            thread.start()
+            assert waiting.wait(60)
+            with dev.lock:
+                # The other thread has let go of the lock: it waits.
+                then()
+    finally:
+        thread.join(20)
+        assert not thread.is_alive()
+    return said
+
+
+def test_a_stream_that_is_closed_while_work_for_it_waits() -> None:
+    dev = SimulatedDevice(late=1.0)
+    a, b = ones(dev), ones(dev, 0)
+    stream = dev.stream()
+    op = plus(b, a).on(stream)
+    (said,) = while_waiting(dev, a, op.run, stream.close)
+    assert "this stream is closed" in said
+    assert (b.numpy() == 0).all()
+
+
+def test_a_graph_that_is_rebound_or_closed_while_its_replay_waits() -> None:
+    dev = SimulatedDevice(late=1.0)
+    a, b, c, d = ones(dev), ones(dev, 0), ones(dev, 5), ones(dev, 0)
+    graph = tilert.capture(dev, lambda: plus(b, a).run())
+    with dev.stream() as stream:
+        rebind = lambda: graph.rebind({a: c, b: d})  # noqa: E731
+        assert while_waiting(dev, a, lambda: graph.replay(stream), rebind) == []
+        assert dev.waits == 1
+        np.testing.assert_array_equal(d.numpy(), np.full((4, 8), 6))
+        assert dev.waits == 2
+        (said,) = while_waiting(dev, c, lambda: graph.replay(stream), graph.close)
+        assert "this graph is closed" in said
+
+
+def test_lending_waits_for_all_parts_of_a_copy() -> None:
+    dev = SimulatedDevice(late=1.0)
+    a, seen = ones(dev), []
+
+    def lend() -> None:
+        loan = a.lend()
+        seen.append(a.storage.host.view(np.float32).copy())  # type: ignore[union-attr]
+        del loan
+
+    def rest() -> None:
+        dev.queue.put(lambda: a.storage.host.view(np.float32).fill(5))  # type: ignore[union-attr]
+
+    assert while_waiting(dev, a, lend, rest) == []
+    assert (seen[0] == 5).all()
+
+
+def test_a_copy_in_parts_that_fails_lets_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    dev = SimulatedDevice(late=1.0)
+    a, b = ones(dev), ones(dev, 0)
+
+    def lost(*_: object) -> None:
+        raise tilert.DeviceError("lost")
+
+    with dev.stream() as stream:
+        op = plus(b, a).on(stream)
+        with monkeypatch.context() as patch, pytest.raises(tilert.DeviceError, match="lost"):
+            while_waiting(dev, a, op.run, lambda: patch.setattr(dev, "put_mark", lost))
+
+
+def test_waiting_for_all_streams_while_another_thread_closes_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dev = SimulatedDevice(late=1.0)
+    a, b = ones(dev), ones(dev, 0)
+    dev.synchronize()
+    stream = dev.stream()
+    plus(b, a).on(stream).run()
+    wait = dev.wait_queue
+
+    def wait_queue(queue: Any) -> None:
+        wait(queue)
+        thread = threading.Thread(target=stream.close)
+        thread.start()
+        thread.join()
+
+    monkeypatch.setattr(dev, "wait_queue", wait_queue)
+    dev.synchronize()
+    assert (b.storage.host.view(np.float32) == 2).all()  # type: ignore[union-attr]
+
+
+def test_borrowing_in_a_thread_that_has_not_used_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dev = make_device("fake cuda", monkeypatch)
+    host, arrays = np.zeros(32, np.float32), []
+
+    def take() -> None:
+        arrays.append(borrow(dev, host.ctypes.data, (4, 8), (8, 1), f32, True, lambda: None))
+
+    with dev.stream():
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+    (array,) = arrays
+    assert [record.write for record in array.storage.leases] == [True]
+
+
+def test_a_copy_between_gpus_is_no_part_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes through host memory, which is gone at the replay."""
+    dev = make_device("fake cuda", monkeypatch)
+    assert isinstance(dev, FakeCudaDevice)
+    a, b = ones(dev), ones(FakeCudaDevice(dev.fake), 5)
+    with pytest.raises(LaunchError, match="O6 graphs: a copy between devices cannot be part"):
+        tilert.capture(dev, lambda: a.copy_from(b))
+    a.copy_from(b)
+    assert (a.numpy() == 5).all()
+
+
 def test_large_copies_on_the_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilert.staging._CHUNK", 1 << 16)
     dev = make_device("fake cuda", monkeypatch)
@@ -231,6 +372,47 @@ def test_large_copies_on_the_cuda_device(monkeypatch: pytest.MonkeyPatch) -> Non
         np.testing.assert_array_equal(b.numpy(), given + 1)
         np.testing.assert_array_equal(c.numpy(), 1 - given)
         np.testing.assert_array_equal(a.numpy(), -given)
+
+
+@pytest.mark.parametrize("rows", [4, 4096])
+def test_a_host_array_may_change_once_it_is_copied(rows: int, dev: tilert.Device) -> None:
+    """Also pinned memory, which a device could read later."""
+    pinned = tilert.pinned((rows, 8), tilert.f32, dev)
+    pinned.numpy[:] = 1
+    a = tilert.empty((rows, 8), tilert.f32, dev)
+    a.copy_from(pinned.numpy)
+    pinned.numpy[:] = 2
+    assert (a.numpy() == 1).all()
+
+
+def test_a_fault_is_raised_by_waits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where work is enqueued and memory is freed, which must do all that they do."""
+    dev = make_device("fake cuda", monkeypatch)
+    assert isinstance(dev, FakeCudaDevice)
+    faults = Faults(dev.pinned_block(RECORD.itemsize))
+    monkeypatch.setattr(dev, "watch", Watch(faults))
+    function = tilert.ir.Function("earlier", [], (1,), tilert.ir.Block(), __file__)
+    _, kernel = faults.arguments(function, (Site("row", None, "y"),))
+    host, returned = np.zeros(32, np.float32), []
+    borrowed = borrow(
+        dev, host.ctypes.data, (4, 8), (8, 1), f32, True, lambda: returned.append(True)
+    )
+    pinned = tilert.pinned((4, 8), f32, dev)
+    address = pinned.numpy.ctypes.data
+    # So many records that complete ones are looked for.
+    a, rows = ones(dev), tilert.zeros((80, 8), f32, dev)
+    with dev.stream() as one, dev.stream() as two:
+        for at in range(32):
+            plus(rows[2 * at : 2 * at + 1], a[:1]).on(one).run()
+        del borrowed, pinned
+        faults._record[0] = (2, kernel, 0, 0, [1] * 32, 9, 4)
+        plus(rows[79:], a[3:]).on(one).run()
+        plus(a[3:], rows[:1]).on(two).run()
+        with pytest.raises(CheckError, match="row 9"):
+            dev.synchronize()
+        dev.synchronize()
+        assert rows.numpy()[79, 0] == 2
+    assert returned == [True] and address not in dev.fake.pinned
 
 
 PROGRAM = """

@@ -138,6 +138,33 @@ def test_what_moved_meanwhile_is_given_back_too(dev: tilert.Device) -> None:
     del part
 
 
+def test_what_follows_and_cannot_run_is_given_back(dev: tilert.Device) -> None:
+    a, b, c, d = some(dev, 1, 0, 0, 0)
+    parts: list[Any] = []
+
+    def follow(_: Any) -> tilert.Work:
+        op = plus(c, a)
+        parts.append(a.partition(1, 4))
+        return op
+
+    late = plus(b, a).then(follow)
+    with pytest.raises(MovedError):
+        late.run()
+    parts.clear()
+    early = plus(d, a).then(lambda y: y)
+    parts.append(a.partition(1, 4))
+    with pytest.raises(MovedError):
+        early.run()
+    parts.clear()
+    assert [x.numpy()[0, 0] for x in (a, b, c, d)] == [1, 2, 0, 0]
+    for x in (a, b, c, d):
+        x.copy_from(np.zeros((2, 4), np.float32))
+    # Nor can work follow itself.
+    itself = plus(b, a).then(lambda _: tilert.gather(tilert.ready(0), itself))
+    with pytest.raises(LaunchError, match="has already run"):
+        itself.run()
+
+
 def test_dropped_and_released_work(dev: tilert.Device) -> None:
     a, b, c = some(dev, 1, 0, 0)
     work = tilert.gather(plus(b, a), plus(c, a).then(lambda y: y))
@@ -165,13 +192,13 @@ def test_sync_waits_for_its_work_alone() -> None:
         slow.run()
         # The other stream has no need to move.
         for queue in dev.queues:
-            if queue is one.lane().queue:
+            if queue is one.lane(dev).queue:
                 dev.queues.remove(queue)
                 break
         plus(d, c).on(two).sync()
         assert d.storage.host is not None and d.storage.host.view(np.float32)[0] == 1
         assert b.storage.host is not None and b.storage.host.view(np.float32)[0] == 0
-        dev.queues.append(one.lane().queue)
+        dev.queues.append(one.lane(dev).queue)
     assert (b.numpy() == 2).all()
 
 
@@ -230,8 +257,12 @@ def test_waits_are_refused_in_a_capture(dev: tilert.Device) -> None:
     def awaited() -> None:
         next(plus(b, a).__await__())
 
-    for wait in (awaited, lambda: plus(b, a).sync(), lambda: tilert.gather(plus(b, a)).sync()):
-        with pytest.raises(LaunchError, match="O6 graphs: waiting for an op cannot be part of"):
+    def found_late() -> None:
+        tilert.ready(0).then(lambda _: plus(b, a)).sync()
+
+    both = lambda: tilert.gather(plus(b, a)).sync()  # noqa: E731
+    for wait in (awaited, lambda: plus(b, a).sync(), both, found_late):
+        with pytest.raises(LaunchError, match=r"O6 graphs: waiting for .* cannot be part of"):
             tilert.capture(dev, wait)
     b.copy_from(a)
 
