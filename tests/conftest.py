@@ -49,6 +49,8 @@ def oracle_problem() -> str | None:
 PROBLEMS = {"gpu": gpu_problem, "oracle": oracle_problem}
 
 
+# First, because pytest-xdist reads the groups in the same hook.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark those that several workers must not mix, and skip those whose device is not here."""
     for item in items:

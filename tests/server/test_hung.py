@@ -16,7 +16,8 @@ from server.settings import Settings
 from tests.server.fakes import FakeEngine, wait_for
 from tests.server.test_stopping import CHAT, COMPLETIONS, RESPONSES, Served, events, serving
 
-# The command on a tiny model, one of whose steps waits for a pipe that nobody writes.
+# The command on a tiny model, one of whose steps waits for a pipe that nobody writes: one after all
+# three of `LONG` have come.
 HUNG_COMMAND = """
 import json, os, signal, sys, grout
 from pathlib import Path
@@ -33,7 +34,8 @@ def create_engine(config, progress=None):
     engine.eos_token_ids = ()
     decode, (silent, _) = engine.runner.decode, os.pipe()
     def hang(*arguments):
-        if engine.stats()["generated_tokens"] > 8:
+        stats = engine.stats()
+        if stats["running"] == 3 and stats["generated_tokens"] > 8:
             print("it hangs", file=sys.stderr, flush=True)
             os.read(silent, 1)
         return decode(*arguments)
@@ -51,8 +53,8 @@ LONG: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def hung(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """A server told that a step should take a tenth of a second, and more flags."""
-    flags = ["--step-timeout", "0.1", *request.param]
+    """A server told that a step should take two seconds, far more than it does, and more flags."""
+    flags = ["--step-timeout", "2", *request.param]
     with serving(*flags, fake={"folder": str(tmp_path)}, code=HUNG_COMMAND) as server:
         yield server
 
@@ -124,7 +126,7 @@ def test_another_signal_ends_the_wait_for_it(hung: Served, again: signal.Signals
         assert error_code(connection)[1] in ("engine_down", "server_error")
 
 
-@pytest.mark.parametrize("hung", [["--request-timeout", "1"]], indirect=True)
+@pytest.mark.parametrize("hung", [["--request-timeout", "4"]], indirect=True)
 def test_requests_in_it_time_out(hung: Served) -> None:
     for connection in streams_until_it_hangs(hung):
         assert error_code(connection)[1] in ("timeout", "server_error")
