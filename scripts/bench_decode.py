@@ -12,6 +12,7 @@ import platform
 import statistics
 import sys
 import time
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--check", action="store_true", help="compare with transformers (must be installed)"
     )
     args = parser.parse_args(argv)
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if args.check and missing:
+        parser.error(f"--check needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     if min(args.prompt, args.repeats) < 1 or args.new < 2 or args.warmup < 0:
         parser.error("needs --prompt and --repeats of at least 1, --new of at least 2")
     return args

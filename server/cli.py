@@ -204,7 +204,8 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--max-model-len", type=int, metavar="TOKENS",
-        help="context, prompt and answer together (the model's own where it fits)",
+        help="context, prompt and answer together (the model's own where it fits, on the cpu "
+        "4096 at most)",
     )  # fmt: skip
     group.add_argument(
         "--max-num-seqs", type=int, metavar="N", help="requests that are decoded at once"

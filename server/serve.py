@@ -10,6 +10,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -77,6 +78,13 @@ def _settings(options: argparse.Namespace) -> Settings:
         raise CommandError("--api-key is empty; leave it out to serve without one")
     if "" in options.served_model_name:
         raise CommandError("--served-model-name is empty")
+    if options.model is None:
+        for name in options.served_model_name:
+            if Path(name).exists():
+                raise CommandError(
+                    f"'{name}' is taken for one of the --served-model-name, and no model is named; "
+                    "put the model before the options"
+                )
     return Settings(
         api_keys=tuple(options.api_key),
         names=tuple(dict.fromkeys(options.served_model_name)),

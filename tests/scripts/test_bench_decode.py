@@ -31,6 +31,15 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line.startswith("decode") and line.endswith("tok/s") for line in out)
 
 
+def test_a_check_needs_what_it_compares_with(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_decode, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="2"):
+        bench_decode.main([*ARGS, "--check"])
+    assert "--check needs torch and transformers: pip install" in capsys.readouterr().err
+
+
 @pytest.mark.oracle
 def test_checked_against_transformers(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench_decode.main([*ARGS, *FEW, "--check"]) == 0

@@ -45,6 +45,8 @@ def taken_port() -> Iterator[int]:
         (["serve", "--port", "0", "--gpu-memory-utilization", "1.5"], "gpu_memory_utilization"),
         (["serve", "--host", "256.1.1.1", "--port", "0"], "256.1.1.1"),
         (["serve", "--api-key", ""], "--api-key is empty"),
+        (["serve", "--served-model-name", ""], "--served-model-name is empty"),
+        (["serve", "--served-model-name", "a", "/"], "'/' is taken for one of the --served-model"),
         (["chat", "--url", "localhost:8000"], "http://"),
         (["chat", "--url", "http://x", "--device", "cpu"], "--device"),
         (["chat", "--api-key", "k"], "--url"),
