@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import llguidance
@@ -11,6 +12,12 @@ from grout.errors import GrammarError
 
 WHITESPACE = r"[ \n\r\t]{0,40}"
 """Between the tokens of JSON: room for indentation, but no room to go on for ever."""
+
+FORCED_BYTES = 4096
+"""Most bytes that a grammar may begin with before there is a choice, besides those it is long."""
+
+# Otherwise llguidance goes on by itself while only one byte may follow: in some grammars for ever.
+_NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 
 _SUBSCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -83,11 +90,26 @@ class Grammar:
         return cls._checked("choice", source, "the choice")
 
     @classmethod
-    def lark(cls, text: str) -> "Grammar":
-        """Text of a context-free grammar, in llguidance's variety of Lark, from rule `start`."""
-        if not isinstance(text, str) or not text.strip():
+    def lark(cls, text: str, *, ends: bool = False) -> "Grammar":
+        """Text of a context-free grammar, in llguidance's variety of Lark, from rule `start`.
+
+        One that begins with the same bytes without end is refused, too. ends: it is known that
+        its text cannot be forced for ever, anywhere.
+        """
+        # What begins like JSON would be taken for llguidance's own form.
+        if not isinstance(text, str) or text.lstrip()[:1] in ("", "{"):
             raise GrammarError("a grammar is a text with a rule named start")
-        return cls._checked("lark", llguidance.LLMatcher.grammar_from_lark(text), "the grammar")
+        checked = cls._checked("lark", llguidance.LLMatcher.grammar_from_lark(text), "the grammar")
+        if ends:
+            return checked
+        grammar = replace(checked, source=checked.source + _NO_FORCING)
+        forced = _forced(grammar.source)
+        if len(forced) > FORCED_BYTES + len(grammar.source):
+            raise GrammarError(
+                "the grammar has no end: it allows nothing but one text for "
+                f"{len(forced)} bytes, which begins {forced[:16].decode(errors='replace')!r}"
+            )
+        return grammar
 
     @classmethod
     def _checked(cls, kind: str, source: str, what: str) -> "Grammar":
@@ -108,6 +130,27 @@ def _problem(source: str) -> str:
     """What is wrong with a grammar, or ""."""
     failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(source)
     return messages[0].strip() if failed else ""
+
+
+def _forced(source: str) -> bytes:
+    """The bytes a text has to begin with, up to one too many.
+
+    Empty for a grammar that names a model's tokens.
+    """
+    matcher = llguidance.LLMatcher(_bytes(), source, log_level=0)
+    forced, most = bytearray(), FORCED_BYTES + len(source)
+    while len(forced) <= most and not matcher.is_stopped():
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+        byte = allowed.bit_length() - 1
+        if allowed.bit_count() != 1 or byte > 0xFF or not matcher.consume_token(byte):
+            break
+        forced.append(byte)
+    return bytes(forced)
+
+
+@cache
+def _bytes() -> llguidance.LLTokenizer:
+    return llguidance.LLTokenizer("byte")
 
 
 def _locate(schema: object, problem: str, path: str = "$") -> str:

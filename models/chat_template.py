@@ -39,6 +39,7 @@ class ChatTemplate:
         sources = {DEFAULT: templates} if isinstance(templates, str) else templates
         environment = _environment()
         self._special_tokens = dict(special_tokens or {})
+        self._sources = tuple(sources.values())
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():
             try:
@@ -76,6 +77,10 @@ class ChatTemplate:
     def names(self) -> tuple[str, ...]:
         """Names that `render` accepts as `template_name`."""
         return tuple(self._templates)
+
+    def mentions(self, text: str) -> bool:
+        """Whether a text stands in the source of any of the templates."""
+        return any(text in source for source in self._sources)
 
     def render(
         self,

@@ -65,6 +65,9 @@ class BytesTokenizer:
 class PlainTemplate:
     """The messages' texts, one a line."""
 
+    def mentions(self, text: str) -> bool:
+        return False
+
     def render(
         self,
         messages: list[dict[str, Any]],

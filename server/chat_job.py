@@ -7,6 +7,7 @@ from typing import Any
 from grout.grammar import Grammar
 from server.choices import ChatChoices
 from server.constraint import constraint
+from server.errors import invalid
 from server.generation import Generations
 from server.prompts import Prompt, chat_prompt, template_variables, token_budget
 from server.sampling import of_choice, sampling_params
@@ -37,6 +38,12 @@ async def begin_chat(
         request.chat_template_kwargs, request.enable_thinking, request.reasoning_effort
     )
     shape = await asyncio.to_thread(structure, request, format_param)
+    # OpenAI's own format may come with a forced call, and is of the content, which that has not.
+    if shape is not None and tools.mode == "required" and not shape.param.startswith(format_param):
+        raise invalid(
+            shape.param,
+            f"'{shape.param}' and a 'tool_choice' that forces a call cannot be asked for together.",
+        )
     prompt = await chat_prompt(engine, list(messages), tools.for_template(), variables, param=param)
     budget = token_budget(prompt, request.token_limit, engine.max_model_len)
     grammar = await _grammar(served, shape, tools, prompt, tool_param)

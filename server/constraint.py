@@ -47,7 +47,7 @@ def constraint(
         return structure.grammar
     try:
         rules = f"{head}body: {_body(structure)}\n"
-        return Grammar.lark(rules).named(structure.param)
+        return Grammar.lark(rules, ends=True).named(structure.param)
     except GrammarError as error:
         raise invalid(
             structure.param, f"Invalid '{structure.param}' after reasoning: {error}."
@@ -89,7 +89,8 @@ def _body(structure: Structure) -> str:
         return " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
     if structure.kind == "regex":
         return _regex(value)
-    return "%lark {\n" + str(value) + "\n}"
+    # Not the text that was given: this keeps llguidance from going on in it for ever.
+    return "%lark {\n" + structure.grammar.source + "\n}"
 
 
 def _schema(schema: Any) -> str:
@@ -165,7 +166,7 @@ class _Calls:
         name: the parameter that asks for more than the form of calls.
         """
         try:
-            return Grammar.lark(lark).named(name)
+            return Grammar.lark(lark, ends=True).named(name)
         except GrammarError:
             pass
         for tool, schema in zip(self._tools.callable, self._schemas, strict=True):

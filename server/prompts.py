@@ -10,6 +10,7 @@ from server.constraint import Thinking
 from server.errors import context_length_exceeded, invalid
 from server.exceptions import is_for_people
 from server.protocol import ServingEngine, ServingTemplate
+from server.shown_tools import shown_in_messages
 
 __all__ = [
     "Prompt",
@@ -74,9 +75,16 @@ async def chat_prompt(
             "unsupported_parameter",
         )
 
+    if tools and not template.mentions("tools"):
+        messages = shown_in_messages(messages, tools)
+
     def build() -> Prompt:
         text = _render(template, messages, tools, add_generation_prompt, extra, param)
-        return Prompt(_encode(engine, text, param), param, _thinking(text), text)
+        return Prompt(_encode(engine, text, param), param, _thinking(text, thinks), text)
+
+    thinks = extra.get("enable_thinking") is not False and (
+        engine.tokenizer.token_to_id("<think>") is not None or template.mentions("<think>")
+    )
 
     # In a thread: a prompt of a million characters would stop every stream while it is encoded.
     return await asyncio.to_thread(build)
@@ -144,11 +152,12 @@ def token_budget(
     return min(room, default or room) if limit is None else limit
 
 
-def _thinking(text: str) -> Thinking:
+def _thinking(text: str, thinks: bool) -> Thinking:
+    """Where the answer to a prompt begins. thinks: whether the model may begin to by itself."""
     end = text.rstrip()
     if end.endswith("<think>"):
         return "open"
-    return "off" if end.endswith("</think>") else "possible"
+    return "possible" if thinks and not end.endswith("</think>") else "off"
 
 
 def _render(

@@ -37,6 +37,8 @@ class ServingTokenizer(Protocol):
 class ServingTemplate(Protocol):
     """Chat messages to the text of a prompt."""
 
+    def mentions(self, text: str) -> bool: ...
+
     def render(
         self,
         messages: list[dict[str, Any]],

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     import tilert
 
 ORACLES = ("torch", "transformers")
-SERVERS = tuple(Path(__file__).parent / name for name in ("scripts", "server"))
 
 
 # A busy machine is no fault: examples have no deadline. CI tries the same examples every time, so
@@ -49,18 +47,7 @@ def oracle_problem() -> str | None:
 PROBLEMS = {"gpu": gpu_problem, "oracle": oracle_problem}
 
 
-# First, because pytest-xdist reads the groups in the same hook.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark those that several workers must not mix, and skip those whose device is not here."""
-    for item in items:
-        # They start processes, wait for them and take ports: one after the other, in one worker.
-        if any(item.path.is_relative_to(folder) for folder in SERVERS):
-            item.add_marker(pytest.mark.xdist_group("server"))
-    skip_what_cannot_run(items)
-
-
-def skip_what_cannot_run(items: list[pytest.Item]) -> None:
     """Skip the tests whose device or oracle is not here, saying which and why."""
     for marker, problem in PROBLEMS.items():
         marked = [item for item in items if item.get_closest_marker(marker) is not None]

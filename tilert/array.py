@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilert.device import Device
-from tilert.dtypes import DType, dtype_of
+from tilert.device import Device, check_device
+from tilert.dtypes import DType, check_dtype, dtype_of
 from tilert.errors import DeviceError, OwnershipError
 from tilert.exchange import dlpack_device, export_dlpack
 from tilert.fill_value import fill_value
@@ -243,7 +243,9 @@ class Array:
 
         Raises:
             ValueError: if the types differ in size.
+            TypeError: if it is no dtype.
         """
+        check_dtype(dtype)
         if dtype.bits != self.dtype.bits:
             raise ValueError(f"cannot view {self.dtype.name} as {dtype.name}: the sizes differ")
         return Array(self.storage, dtype, self.shape, self.strides, self.offset, self.readonly)
@@ -274,10 +276,16 @@ class Array:
         device arrays and refuses copies from the host.
 
         Raises:
+            TypeError: if the source is no array.
             ValueError: if shape or dtype differ.
             MovedError: if an op holds part of either array.
             OwnershipError: if the two overlap (O3), or this array may not be written.
         """
+        if not isinstance(source, Array | np.ndarray | np.generic):
+            raise TypeError(
+                f"copy_from takes a NumPy array or an Array, got {type(source).__name__};"
+                " np.asarray(values, dtype) makes one"
+            )
         if tuple(source.shape) != self.shape:
             raise ValueError(
                 f"cannot copy shape {list(source.shape)} into an array of shape {list(self.shape)}"
@@ -432,7 +440,10 @@ def empty(shape: int | tuple[int, ...], dtype: DType, device: Device) -> Array:
     Raises:
         DeviceError: if the device has not enough memory.
         ValueError: if an extent is negative, or there are more than 32 axes.
+        TypeError: if dtype or device are none.
     """
+    check_dtype(dtype)
+    check_device(device)
     extents = flatten((shape,))
     if any(n < 0 for n in extents):
         raise ValueError(f"negative extent in shape {list(extents)}")
@@ -459,6 +470,7 @@ def full(shape: int | tuple[int, ...], value: float, dtype: DType, device: Devic
     Raises:
         As `empty`, and ValueError if the value is no number or does not fit an integer dtype.
     """
+    check_dtype(dtype)
     filling = fill_value(value, dtype)
     array = empty(shape, dtype, device)
     if array.size:
@@ -474,8 +486,14 @@ def from_numpy(source: np.ndarray[Any, Any], device: Device) -> Array:
     """A copy of host data on a device.
 
     Raises:
-        TypeError: if the dtype has no tilert type.
+        TypeError: if it is no NumPy array, or its dtype has no tilert type.
     """
+    if not isinstance(source, np.ndarray | np.generic):
+        raise TypeError(
+            f"from_numpy takes a NumPy array, got {type(source).__name__}; np.asarray(values,"
+            " dtype) makes one"
+        )
+    check_device(device)
     array = empty(source.shape, dtype_of(source.dtype), device)
     array.copy_from(source)
     return array

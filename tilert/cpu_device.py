@@ -84,11 +84,11 @@ class CpuDevice(Device):
         """
         super().__init__("cpu")
         self._checker: Checker | None = None
-        checks = checks_of(check)
-        if checks:
+        self.checks = checks_of(check)
+        if self.checks:
             from tilert.checker import checker
 
-            self._checker = checker.Checker(strict=checks == Checks.STRICT)
+            self._checker = checker.Checker(strict=self.checks == Checks.STRICT)
 
     def allocate(self, nbytes: int) -> HostBlock:
         """See `Device`."""

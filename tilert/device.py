@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from tilert import ir
-from tilert.checks import Check
+from tilert.checks import Check, Checks
 from tilert.errors import DeviceError, LaunchError
 from tilert.event import Event
 from tilert.order import Lane
@@ -25,7 +25,17 @@ if TYPE_CHECKING:
     from tilert.storage import Storage
     from tilert.trail import Trail
 
-__all__ = ["Block", "Call", "Device", "Launcher", "Use", "device", "open_device", "standing_in"]
+__all__ = [
+    "Block",
+    "Call",
+    "Device",
+    "Launcher",
+    "Use",
+    "check_device",
+    "device",
+    "open_device",
+    "standing_in",
+]
 
 Use = tuple["Storage", "Region", bool]
 """What submitted work touches of a storage, and whether it writes it."""
@@ -84,6 +94,7 @@ class Device(ABC):
         kind: "cpu" or "cuda".
         name: what `device(name)` takes, such as "cuda:0".
         concurrent: how many programs run at once, of kernels that walk their pieces.
+        checks: how much is checked while kernels run.
         queue: what calls are given, unless they are for a stream.
         lock: held while work is enqueued, and throughout a capture.
         recorder: set during a capture.
@@ -97,6 +108,7 @@ class Device(ABC):
     name: str
     concurrent: int = 1
     kept_launchers: int | None = None
+    checks: Checks = Checks.NONE
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -107,6 +119,11 @@ class Device(ABC):
         self.launchers: dict[object, Launcher] = {}
         self._older: dict[object, Launcher] = {}
         self._compiling = threading.Lock()
+
+    @property
+    def title(self) -> str:
+        """The name, and whether kernels are checked on it: what tells devices of one name apart."""
+        return f"checked {self.name}" if self.checks else self.name
 
     def __repr__(self) -> str:
         return f"device({self.name!r})"
@@ -292,6 +309,18 @@ class _AtOnce(Event):
     def since(self, earlier: Event) -> float:
         """See `Event`."""
         return 0.0
+
+
+def check_device(device: object) -> None:
+    """Refuse what is no device.
+
+    Raises:
+        TypeError: saying how to get one.
+    """
+    if not isinstance(device, Device):
+        raise TypeError(
+            f'expected a device, got {type(device).__name__}; tilert.device("cpu") gives one'
+        )
 
 
 _devices: dict[str, Device] = {}

@@ -11,6 +11,7 @@ __all__ = [
     "DType",
     "bf16",
     "bool_",
+    "check_dtype",
     "dtype_of",
     "f8e4m3",
     "f8e5m2",
@@ -103,6 +104,23 @@ _NUMPY: dict[str, np.dtype[Any]] = {
 }
 DTYPES = (f32, bf16, f16, f8e4m3, f8e5m2, i64, i32, i8, u32, u8, bool_)
 _BY_NUMPY = {_NUMPY[dtype.name]: dtype for dtype in DTYPES}
+
+
+def check_dtype(dtype: object) -> None:
+    """Refuse what is no dtype.
+
+    Raises:
+        TypeError: naming the dtype that was meant, if it is a NumPy one.
+    """
+    if isinstance(dtype, DType):
+        return
+    try:
+        meant = _BY_NUMPY.get(np.dtype(dtype)) if dtype is not None else None  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        meant = None
+    hint = f"; use tilert.{meant.name}{'_' if meant.name == 'bool' else ''}" if meant else ""
+    shown = dtype.__name__ if isinstance(dtype, type) else repr(dtype)
+    raise TypeError(f"expected a dtype such as tilert.f32, got {shown}{hint}")
 
 
 def dtype_of(dtype: np.dtype[Any]) -> DType:

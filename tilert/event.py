@@ -8,6 +8,10 @@ __all__ = ["DoneEvent", "Event"]
 class Event(ABC):
     """The moment when everything enqueued before it is complete."""
 
+    def __repr__(self) -> str:
+        # Whether it has passed may not be asked everywhere, such as in a capture.
+        return "<event>"
+
     @abstractmethod
     def done(self) -> bool:
         """Whether it has passed; does not wait.
@@ -38,6 +42,9 @@ class DoneEvent(Event):
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+
+    def __repr__(self) -> str:
+        return "<event, passed>"
 
     def done(self) -> bool:
         """See `Event`."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tilert.ownership import Region
     from tilert.storage import Storage
     from tilert.stream import Stream
+    from tilert.work import Work
 
 __all__ = ["Graph", "capture"]
 
@@ -44,6 +45,12 @@ class Graph:
             for storage, regions in self._regions
             for region, write in regions
         ]
+
+    def __repr__(self) -> str:
+        state = "" if self._open else "closed "
+        count = len(self._pieces)
+        holds = f", {count} piece{'' if count == 1 else 's'} of work" if self._open else ""
+        return f"<{state}graph of {self.device.name} captured at {self._captured[1]}{holds}>"
 
     def replay(self, stream: "Stream | None" = None) -> None:
         """Enqueue everything again: one piece of work, which reads and writes what was recorded.
@@ -122,8 +129,11 @@ class Graph:
         self.close()
 
 
-def capture(device: Device, fn: Callable[[], Any]) -> Graph:
+def capture(device: Device, fn: "Callable[[], Any] | Work") -> Graph:
     """Call `fn()` once and record the ops it runs and the device copies it makes.
+
+    Work that `fn` returns and has not run is run as the last of it, as the function of `then` may
+    give work. In the place of a function that only does so, `fn` may be the work.
 
     Nothing is executed. Other threads' work on the device waits for the end of the capture. What a
     later replay reads and writes are the recorded arrays: change inputs by copying into them, or
@@ -132,18 +142,43 @@ def capture(device: Device, fn: Callable[[], Any]) -> Graph:
 
     Raises:
         LaunchError: if `fn` does what a graph cannot hold: read on the host, copy from the host,
-            wait, or capture. What `fn` raises passes through. The recording is dropped then, and
-            with it the partitions and ops made in it: their arrays are free again.
+            wait, or capture; if it makes ops and nothing is recorded; if it is work of another
+            device, or neither a function nor work. What `fn` raises passes through. The recording
+            is dropped then, and with it the partitions and ops made in it: their arrays are free
+            again.
     """
+    # Work is captured by graphs, and so is above them.
+    from tilert.work import Work
+
     place = caller(2)
+    start = fn.run if isinstance(fn, Work) else fn
+    if not callable(start):
+        raise LaunchError(
+            f"O6 graphs: capture takes a function without parameters, or work, got"
+            f" {type(fn).__name__}"
+        )
+    if isinstance(fn, Work):
+        _check_place(fn, device)
     with device.lock:
         device.refuse_in_capture("another capture")
         device.recorder = recorder = Recorder()
         try:
-            fn()
+            made = start()
+            if isinstance(made, Work) and made.waiting:
+                _check_place(made, device)
+                made.run()
+            recorder.check_recorded()
             device.recorder = None
             return Graph(device, recorder.pieces, place)
         except BaseException:
             device.recorder = None
             recorder.drop()
             raise
+
+
+def _check_place(work: "Work", device: Device) -> None:
+    if work.device is not device and work.device is not None:
+        raise LaunchError(
+            f"O6 graphs: {work!r} is on {work.device.title} and cannot be captured on"
+            f" {device.title}"
+        )

@@ -72,7 +72,7 @@ class Op(Work):
         self._muts = muts
         self._refs = refs
         if device.recorder is not None:
-            note_pending(device, self)
+            note_pending(device, self, (kernel, place))
 
     def __repr__(self) -> str:
         state = "has run" if self._bound is None else "not run"
@@ -139,6 +139,11 @@ class Op(Work):
         """Give the partitioned arrays back; the op cannot run any more."""
         for mut in self._muts:
             mut.release()
+
+    @property
+    def waiting(self) -> bool:
+        """See `Work`."""
+        return self._bound is not None and all(mut.held for mut in self._muts)
 
     def _ends(self) -> Iterator[Event]:
         yield self.device.end(self._stream)
@@ -348,8 +353,8 @@ def _several_devices(kernel: _Kernel, arrays: list[Array]) -> LaunchError:
     device = arrays[0].device
     other = next(i for i, array in enumerate(arrays) if array.device is not device)
     return LaunchError(
-        f"kernel '{kernel.name}': '{names[0]}' is on {device.name} and '{names[other]}' on"
-        f" {arrays[other].device.name}; all arrays of a launch are on one device"
+        f"kernel '{kernel.name}': '{names[0]}' is on {device.title} and '{names[other]}' on"
+        f" {arrays[other].device.title}; all arrays of a launch are on one device"
     )
 
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from tilert.device import Device
+    from tilert.ownership import Place
 
 __all__ = ["Pending", "note_pending"]
 
@@ -15,9 +16,13 @@ class Pending(Protocol):
         """Give it back."""
 
 
-def note_pending(device: "Device", made: Pending) -> None:
-    """Tell the capture that this thread makes, if any, of a new partition or op."""
+def note_pending(device: "Device", made: Pending, op: "tuple[str, Place] | None" = None) -> None:
+    """Tell the capture that this thread makes, if any, of a new partition or op.
+
+    Args:
+        op: kernel and place of an op.
+    """
     # Another thread's capture has the lock, and is over when this thread gets it.
     with device.lock:
         if device.recorder is not None:
-            device.recorder.watch(made)
+            device.recorder.watch(made, op)

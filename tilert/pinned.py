@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from tilert.array import Array
-from tilert.device import Device
-from tilert.dtypes import DType
+from tilert.device import Device, check_device
+from tilert.dtypes import DType, check_dtype
 from tilert.ownership import Region
 from tilert.rebind import Maker
 from tilert.storage import Storage
@@ -41,9 +41,12 @@ class Pinned:
             source: a contiguous array of the same shape and dtype on the same device.
 
         Raises:
-            ValueError: if it is not.
+            TypeError: if the source is no Array.
+            ValueError: if it differs otherwise.
             MovedError: if an op holds part of it.
         """
+        if not isinstance(source, Array):
+            raise TypeError(f"a pinned buffer copies from an Array, got {type(source).__name__}")
         if source.shape != self.shape or source.dtype != self.dtype:
             raise ValueError(
                 f"cannot copy {source.dtype.name}{list(source.shape)} into a pinned buffer of"
@@ -67,5 +70,8 @@ def pinned(shape: int | tuple[int, ...], dtype: DType, device: Device) -> Pinned
 
     Raises:
         DeviceError: if there is not enough memory.
+        TypeError: if dtype or device are none.
     """
+    check_dtype(dtype)
+    check_device(device)
     return Pinned((shape,) if isinstance(shape, int) else tuple(shape), dtype, device)

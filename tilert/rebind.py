@@ -144,6 +144,10 @@ class Swap:
             return storage, region, write
         old, new = pair
         self._used.add(old)
+        if write and new.readonly:
+            raise OwnershipError(
+                f"O6 graphs: the graph writes {old!r}, and {new!r} is read-only: {new.readonly}"
+            )
         if write:
             new.check_writable("rebinding what the graph writes")
         start = region.start + new.region.start - old.region.start

@@ -4,12 +4,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tilert.errors import TilertError
+from tilert.errors import LaunchError, TilertError
 from tilert.order import Lane, Order, Queues, Record
 from tilert.pending import Pending
 
 if TYPE_CHECKING:
     from tilert.device import Call, Use
+    from tilert.ownership import Place
     from tilert.rebind import Maker
     from tilert.storage import Storage
 
@@ -46,16 +47,32 @@ class Recorder:
 
     Attributes:
         pieces: the work, in program order.
+        first_op: kernel and place of the first op that was made.
     """
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
+        self.first_op: tuple[str, Place] | None = None
         # Weakly: what the recorded function itself drops gives its array back at once.
         self._pending: list[weakref.ref[Pending]] = []
 
-    def watch(self, made: Pending) -> None:
+    def watch(self, made: Pending, op: "tuple[str, Place] | None") -> None:
         """Remember a partition or an op that is made during the capture."""
+        self.first_op = self.first_op or op
         self._pending.append(weakref.ref(made))
+
+    def check_recorded(self) -> None:
+        """Refuse a capture of ops that were made and did not run.
+
+        Raises:
+            LaunchError: if nothing was recorded all the same.
+        """
+        if self.first_op is not None and not self.pieces:
+            kernel, place = self.first_op
+            raise LaunchError(
+                f"O6 graphs: the capture recorded nothing: op '{kernel}' created at {place} was"
+                " made in it and never run; call .run() on it, or return it from the function"
+            )
 
     def drop(self) -> None:
         """The capture has failed: give back every array that was moved in it.

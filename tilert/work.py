@@ -45,6 +45,11 @@ class Work(ABC):
             LaunchError: if it has run already, or its stream is closed.
         """
 
+    @property
+    @abstractmethod
+    def waiting(self) -> bool:
+        """Whether it has neither run nor been released."""
+
     @abstractmethod
     def release(self) -> None:
         """Give the arrays back that its ops hold; it cannot run any more."""
@@ -121,7 +126,7 @@ class Work(ABC):
         """
         if self.device is None:
             raise LaunchError(f"O6 graphs: {self!r} has no device, so there is nothing to record")
-        return capture(self.device, self.run)
+        return capture(self.device, self)
 
     def _refuse_in_capture(self) -> None:
         if self.device is not None:
@@ -183,6 +188,11 @@ class _Composed(Work):
         if self._has_run:
             raise LaunchError(f"{self!r} has already run; make it again from new ops")
         self._has_run = True
+
+    @property
+    def waiting(self) -> bool:
+        """See `Work`."""
+        return not self._has_run
 
     def release(self) -> None:
         """See `Work`."""
@@ -254,10 +264,7 @@ class _Gather(_Composed):
     def __init__(self, works: tuple[Work, ...]) -> None:
         for work in works:
             if not isinstance(work, Work):
-                raise LaunchError(
-                    f"gather takes ops and other lazy work, got {type(work).__name__};"
-                    " tilert.ready(value) makes work of a value"
-                )
+                raise _no_work(work)
         if len({id(work) for work in works}) != len(works):
             raise LaunchError("gather was given one work twice; work runs once")
         devices = [work.device for work in works if work.device is not None]
@@ -296,6 +303,13 @@ class _Gather(_Composed):
         places = {id(work): taken[at % len(taken)] for at, (work, _) in enumerate(needing)}
         for work in self._parts:
             yield places.get(id(work), self._stream)
+
+
+def _no_work(given: object) -> LaunchError:
+    hint = "tilert.ready(value) makes work of a value"
+    if isinstance(given, list | tuple):
+        hint = "pass its items one by one: gather(*ops)"
+    return LaunchError(f"gather takes ops and other lazy work, got {type(given).__name__}; {hint}")
 
 
 def gather(*works: Work) -> Work:

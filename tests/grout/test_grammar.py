@@ -65,6 +65,9 @@ SCHEMA = {
             ["((42))", "7"],
             ["((4)", "()"],
         ),
+        (Grammar.lark('start: "b"{4000} "c"'), ["b" * 4000 + "c"], ["b" * 4000]),
+        # What a terminal takes is not left for what follows, for ever: but step by step.
+        (Grammar.lark('start: W " x"\nW: /[ab]/ " "*'), [], ["a x", "a" + 50 * " "]),
     ],
 )
 def test_what_grammars_accept(grammar: Grammar, good: list[str], bad: list[str]) -> None:
@@ -98,6 +101,9 @@ def test_what_grammars_accept(grammar: Grammar, good: list[str], bad: list[str])
         (lambda: Grammar.choice(["a", ""]), "choice 1 is empty"),
         (lambda: Grammar.lark("start: foo"), r'at 1\(8\): unknown name: "foo"'),
         (lambda: Grammar.lark(" "), "rule named start"),
+        (lambda: Grammar.lark('{"grammars": []}'), "rule named start"),
+        (lambda: Grammar.lark('start: "a" start'), "no end: .* begins 'aaaaaaaaaaaaaaaa'"),
+        (lambda: Grammar.lark('start: W " x"\nW: "a" " "*'), "no end: .* begins 'a  "),
     ],
 )
 def test_what_cannot_be_used_is_named(make: Callable[[], Grammar], place: str) -> None:

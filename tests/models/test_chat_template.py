@@ -111,6 +111,7 @@ def test_other_content_is_refused(content: Any, message: str) -> None:
 def test_named_templates() -> None:
     template = ChatTemplate({"default": "D", "tool_use": "T", "rag": "R"})
     assert template.names == ("default", "tool_use", "rag")
+    assert [template.mentions(text) for text in ("T", "rag")] == [True, False]
     assert template.render(USER) == "D"
     assert template.render(USER, [{"type": "function"}]) == "T"
     assert template.render(USER, [{"type": "function"}], template_name="rag") == "R"

@@ -55,6 +55,10 @@ class FakeTemplate:
         self.tools: list[dict[str, Any]] | None = None
         self.failure: Exception | None = None
         self.ending = "<assistant>"
+        self.source = "<think> tools"
+
+    def mentions(self, text: str) -> bool:
+        return text in self.source
 
     def render(
         self,

@@ -67,7 +67,7 @@ def test_errors_are_one_line(
 def test_errors_from_the_shell() -> None:
     code, out, err = run("serve", "--nonsense")
     assert (code, out) == (2, "")
-    assert err == "grout: error: unrecognized arguments: --nonsense (see 'grout --help')\n"
+    assert err == "grout: error: unrecognized arguments: --nonsense (see 'grout serve --help')\n"
 
 
 def test_version_and_help() -> None:

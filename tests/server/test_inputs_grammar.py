@@ -11,11 +11,10 @@ import pytest
 import grout
 from tests.server.fakes import Live
 from tests.server.scripted import marker
-from tests.server.scripts import EMOJI, SCRIPTS
+from tests.server.scripts import EMOJI, SCRIPTS, asking
 
 AT_ONCE = [
     ({"guided_grammar": 'start: "a" x\nx: x "b"'}, "guided_grammar"),
-    ({"guided_grammar": 'start: "a" start'}, "guided_grammar"),
     ({"structured_outputs": {"grammar": 'start: "a" x\nx: x "b"'}}, "structured_outputs.grammar"),
 ]
 PROMPT: dict[str, Any] = {"prompt": marker("hi"), "max_tokens": 20}
@@ -62,6 +61,41 @@ def test_a_grammar_that_leads_nowhere(
     after = scripted.engine.stats()
     assert after["requests_failed"] == before["requests_failed"] + 1
     assert after["pages_free"] == after["pages_total"]
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"grammar": 'root ::= w " x"\nw ::= "a" " "*\n'}, "grammar"),
+        ({"guided_grammar": 'start: W " x"\nW: "a" " "*\n'}, "guided_grammar"),
+        ({"guided_grammar": 'start: "a" start'}, "guided_grammar"),
+        (
+            {"guided_grammar": 'start: W " x"\nW: "a" " "*\n%llguidance {"no_forcing": false}'},
+            "guided_grammar",
+        ),
+        ({"structured_outputs": {"grammar": 'start: "a" start'}}, "structured_outputs.grammar"),
+    ],
+)
+def test_a_grammar_without_end(
+    scripted_http: httpx.Client, path: str, more: dict[str, Any], param: str
+) -> None:
+    body = {"prompt": marker("hi")} if path == "completions" else asking("hi")
+    with ThreadPoolExecutor() as pool:
+        beside = pool.submit(scripted_http.post, "/v1/chat/completions", json=asking("hi"))
+        error = refusal(scripted_http.post(f"/v1/{path}", json={**body, "max_tokens": 20, **more}))
+        assert beside.result().status_code == 200
+    assert error["param"] == param
+    assert error["message"].startswith(f"Invalid '{param}': the grammar has no end")
+
+
+def test_no_end_after_a_choice_takes_no_more_than_its_tokens(
+    scripted_http: httpx.Client,
+) -> None:
+    body = {**PROMPT, "grammar": 'root ::= w " x"\nw ::= [ab] " "*\n'}
+    choice = scripted_http.post("/v1/completions", json=body).json()["choices"][0]
+    assert choice["text"][0] in "ab"
+    assert (choice["text"][1:], choice["finish_reason"]) == (" " * 19, "length")
 
 
 def test_in_the_middle_of_a_stream(scripted_http: httpx.Client) -> None:

@@ -102,7 +102,7 @@ def test_a_crowd_of_64_on_a_process(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], trace: bool
 ) -> None:
     # Enough requests for a slope: a traced server answers several times fewer.
-    seconds, warm_up = ("30", "10") if trace else ("12", "6")
+    seconds, warm_up = ("45", "15") if trace else ("12", "6")
     port = free_port()
     serve = f"{sys.executable} -m server.cli serve {folder} --load-format dummy --device cpu"
     argv = ["--start", f"{serve} --port {port} --max-num-seqs 16 --kv-cache-memory 8MiB"]

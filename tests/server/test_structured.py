@@ -4,11 +4,13 @@ import json
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 from pydantic import BaseModel
 
 import grout
+from grout.constraint import GrammarTokens
 from server.constraint import Thinking, constraint
 from server.schemas import ChatRequest, Function, Tool, parse_request
 from server.structured import structure
@@ -250,3 +252,80 @@ def test_tools_and_a_format_together() -> None:
     assert accepts(grammar, tags, CALL)
     assert accepts(grammar, tags, '<think>x</think>{"name": "x", "age": 3}')
     assert not accepts(grammar, tags, "hi")
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("mode", ["none", "auto"])
+@pytest.mark.parametrize(
+    ("thinking", "before"), [("off", ""), ("possible", ""), ("open", "a</think>")]
+)
+def test_a_grammar_that_goes_on_for_ever_does_so_step_by_step(
+    thinking: Thinking, before: str, mode: str, known: bool
+) -> None:
+    tags = Tags(known=known)
+    tools = tool_use(list(FORCED.callable), mode, parallel=None)
+    endless = {"grammar": 'root ::= w " x"\nw ::= [ab] " "*\n'}
+    request = parse_request(ChatRequest, {"messages": ASK, **endless})
+    grammar = constraint(structure(request), tools, thinking, tags)
+    assert grammar is not None
+    engine_tokens: Any = tags
+    state = GrammarTokens(engine_tokens, tags.vocab_size, [tags.vocab_size - 1]).constraint(grammar)
+    for token in tags.encode(before + "b" + 30 * " "):
+        state.accept(token)
+    assert np.flatnonzero(np.unpackbits(state.allowed.view(np.uint8), bitorder="little")) == [32]
+
+
+JSON = {"response_format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize(
+    ("source", "token", "more", "thinks"),
+    [
+        ("", None, {}, False),
+        ("<think>", None, {}, True),
+        ("", 5, {}, True),
+        ("<think>", 5, {"enable_thinking": False}, False),
+        ("<think>", 5, {"reasoning_effort": "none"}, False),
+        ("<think>", 5, {"chat_template_kwargs": {"enable_thinking": False}}, False),
+        ("<think>", None, {"reasoning_effort": "low"}, True),
+    ],
+)
+def test_only_what_thinks_may_think_before_it(
+    http: httpx.Client,
+    engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    token: int | None,
+    more: dict[str, Any],
+    thinks: bool,
+) -> None:
+    assert engine.chat_template is not None
+    engine.chat_template.source = source
+    monkeypatch.setattr(
+        engine.tokenizer, "token_to_id", lambda text: token if text == "<think>" else None
+    )
+    body = {"messages": ASK, **JSON, **more}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+    grammar = engine.requests[-1][1].grammar
+    assert grammar is not None
+    assert (grammar.kind == "lark") == thinks
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"guided_regex": "a"}, {"structured_outputs": {"choice": ["a"]}}, {"grammar": 'start: "a"'}],
+)
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "g"}}])
+def test_a_structure_and_a_forced_call(
+    http: httpx.Client, more: dict[str, Any], choice: object
+) -> None:
+    tools = [{"type": "function", "function": {"name": "g"}}]
+    body = {"messages": ASK, "tools": tools, "tool_choice": choice}
+    response = http.post("/v1/chat/completions", json={**body, **more})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "invalid_value")
+    assert error["param"].split(".")[0] in more
+    assert error["param"] in error["message"]
+    assert "'tool_choice'" in error["message"]
+    # OpenAI's own is of the content, which such an answer has not.
+    assert http.post("/v1/chat/completions", json={**body, **JSON}).status_code == 200

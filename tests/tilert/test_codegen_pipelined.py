@@ -3,6 +3,7 @@ phases of barriers, and that it takes no kernel that it cannot compute."""
 
 import importlib.util
 import re
+import runpy
 import shutil
 import subprocess
 import sysconfig
@@ -481,3 +482,16 @@ def test_what_the_page_quotes(tmp_path: Path) -> None:
     quoted = [line for kind, text in blocks if kind == "cpp" for line in text.splitlines()]
     assert len(quoted) == 10
     assert [line for line in quoted if line not in lines] == []
+
+
+def test_the_pages_way_to_see_what_is_compiled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "codegen.md").read_text()
+    kernel, shown = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    path = tmp_path / "example.py"
+    path.write_text(kernel + shown)
+    runpy.run_path(str(path))
+    printed = capsys.readouterr().out
+    assert "mma.sync" in printed
+    assert re.search(r"^matmul \d+ Resources\(registers=\d+, spill_stores=0", printed, re.MULTILINE)

@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 import tilert
 from tilert import DeviceError, OwnershipError
+from tilert.dtypes import f32
 
 cpu = tilert.device("cpu")
 
@@ -241,3 +244,58 @@ def test_pinned_and_events() -> None:
     with pytest.raises(ValueError, match=r"cannot copy f32\[3\] into a pinned buffer of f32\[5\]"):
         buffer.copy_from(array[:3])
     cpu.synchronize()
+
+
+MAKERS: dict[str, Callable[..., Any]] = {
+    "empty": tilert.empty,
+    "zeros": tilert.zeros,
+    "full": lambda shape, dtype, device: tilert.full(shape, 0.0, dtype, device),
+    "pinned": tilert.pinned,
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_a_dtype_and_a_device_that_are_none(maker: str) -> None:
+    cpu, make = tilert.device("cpu"), MAKERS[maker]
+    wrong = {
+        "device('cpu')": (cpu, f32),
+        "float32; use tilert.f32": (np.float32, cpu),
+        "dtype('int32'); use tilert.i32": (np.dtype("int32"), cpu),
+        "'bool'; use tilert.bool_": ("bool", cpu),
+        "float64": (np.float64, cpu),
+        "None": (None, cpu),
+    }
+    for shown, two in wrong.items():
+        with pytest.raises(TypeError) as caught:
+            make((4, 6), *two)
+        assert str(caught.value) == f"expected a dtype such as tilert.f32, got {shown}"
+    with pytest.raises(TypeError) as caught:
+        make((4, 6), f32, "cpu")
+    assert str(caught.value) == 'expected a device, got str; tilert.device("cpu") gives one'
+
+
+def test_sources_that_are_no_arrays() -> None:
+    cpu = tilert.device("cpu")
+    x = tilert.zeros(1, f32, cpu)
+    wrong: dict[str, Callable[[], Any]] = {
+        "copy_from takes a NumPy array or an Array, got list; np.asarray(values, dtype) makes"
+        " one": lambda: x.copy_from([1]),  # type: ignore[arg-type]
+        "from_numpy takes a NumPy array, got list; np.asarray(values, dtype) makes one": lambda: (
+            tilert.from_numpy([1], cpu)
+        ),  # type: ignore[arg-type]
+        "a pinned buffer copies from an Array, got ndarray": lambda: tilert.pinned(
+            1, f32, cpu
+        ).copy_from(np.zeros(1, np.float32)),  # type: ignore[arg-type]
+        'expected a device, got str; tilert.device("cpu") gives one': lambda: tilert.from_numpy(
+            np.zeros(1, np.float32),
+            "cpu",  # type: ignore[arg-type]
+        ),
+        "expected a dtype such as tilert.f32, got float32; use tilert.f32": lambda: x.view(
+            np.float32  # type: ignore[arg-type]
+        ),
+    }
+    for said, fn in wrong.items():
+        with pytest.raises(TypeError) as caught:
+            fn()
+        assert str(caught.value) == said
+    assert (x.numpy() == 0).all()

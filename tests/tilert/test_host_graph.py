@@ -1,5 +1,6 @@
 """Rule O6 on the cpu: capture records and executes nothing, replay is a launch."""
 
+import re
 import threading
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 
 import tilert
 from tests.tilert.host_fakes import FakeCpu, add_one
+from tests.tilert.simulated import SimulatedDevice
 from tilert import LaunchError, MovedError
+from tilert.cpu_device import CpuDevice
 
 
 @pytest.fixture
@@ -140,6 +143,7 @@ def test_a_capture_keeps_what_it_leaves(dev: FakeCpu) -> None:
     left: list[tilert.Op] = []
 
     def step() -> None:
+        tilert.zeros(1, tilert.f32, dev)
         a.partition(1, 4)
         add_one()(a.partition(1, 4), b)
         left.append(add_one()(b.partition(1, 4), a))
@@ -198,3 +202,80 @@ def test_other_threads_wait_for_the_capture(dev: FakeCpu) -> None:
     graph.replay()
     assert (a.numpy() == 0).all()
     assert (b.numpy() == 1).all()
+
+
+def test_work_that_the_function_returns_is_run(dev: FakeCpu) -> None:
+    a, b, c = (tilert.zeros((1, 4), tilert.f32, dev) for _ in range(3))
+
+    def step() -> tilert.Work:
+        op = add_one()(b.partition(1, 4), a)
+        return op.then(lambda b: add_one()(c.partition(1, 4), b))
+
+    graph = tilert.capture(dev, step)
+    assert (c.numpy() == 0).all()
+    graph.replay()
+    assert (b.numpy() == 1).all() and (c.numpy() == 2).all()
+
+
+def test_an_op_that_has_run_may_be_returned(dev: FakeCpu) -> None:
+    a, b = tilert.zeros((1, 4), tilert.f32, dev), tilert.zeros((1, 4), tilert.f32, dev)
+
+    def step() -> tilert.Op:
+        op = add_one()(b.partition(1, 4), a)
+        op.run()
+        return op
+
+    graph = tilert.capture(dev, step)
+    graph.replay()
+    assert (b.numpy() == 1).all()
+
+
+def test_work_is_captured(dev: FakeCpu) -> None:
+    a, b = tilert.zeros((1, 4), tilert.f32, dev), tilert.zeros((1, 4), tilert.f32, dev)
+    graph = tilert.capture(dev, add_one()(b.partition(1, 4), a))
+    assert (b.numpy() == 0).all()
+    graph.replay()
+    assert (b.numpy() == 1).all()
+    op = add_one()(b.partition(1, 4), a)
+    for given in (op, lambda: op):
+        with pytest.raises(LaunchError, match=r"is on .*cpu and cannot be captured on checked"):
+            tilert.capture(CpuDevice(check=True), given)
+    op.run()
+    for given in (op, op.run):
+        with pytest.raises(LaunchError, match="has already run"):
+            tilert.capture(dev, given)
+    with pytest.raises(LaunchError) as caught:
+        tilert.capture(dev, a)  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "O6 graphs: capture takes a function without parameters, or work, got Array"
+    )
+    assert dev.recorder is None
+
+
+def test_a_capture_of_ops_that_never_ran_is_refused(dev: FakeCpu) -> None:
+    a, b = tilert.zeros((1, 4), tilert.f32, dev), tilert.zeros((1, 4), tilert.f32, dev)
+    kept = []
+
+    def step() -> None:
+        kept.append(add_one()(b.partition(1, 4), a))
+
+    for fn in (step, lambda: [add_one()(b.partition(1, 4), a)]):
+        with pytest.raises(LaunchError) as caught:
+            tilert.capture(dev, fn)
+        assert re.fullmatch(
+            r"O6 graphs: the capture recorded nothing: op 'add_one' created at \S+:\d+ was made in"
+            r" it and never run; call \.run\(\) on it, or return it from the function",
+            str(caught.value),
+        )
+        assert (b.numpy() == 0).all()
+
+
+def test_graphs_and_events_say_what_they_are(dev: FakeCpu) -> None:
+    a, b = tilert.zeros((1, 4), tilert.f32, dev), tilert.zeros((1, 4), tilert.f32, dev)
+    graph = tilert.capture(dev, lambda: add_one()(b.partition(1, 4), a))
+    place = rf"{re.escape(__file__)}:\d+"
+    assert re.fullmatch(f"<graph of cpu captured at {place}, 1 piece of work>", repr(graph))
+    graph.close()
+    assert re.fullmatch(f"<closed graph of cpu captured at {place}>", repr(graph))
+    assert repr(dev.record_event()) == "<event, passed>"
+    assert repr(SimulatedDevice().record_event()) == "<event>"

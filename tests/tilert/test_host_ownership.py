@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import tilert
 from tests.tilert.host_fakes import FakeCpu, FakeKernel, add_one, const, mut, ref
-from tilert import LaunchError, MovedError, OwnershipError
+from tilert import Device, LaunchError, MovedError, OwnershipError
+from tilert.cpu_device import CpuDevice
 from tilert.op import make_op
 from tilert.ownership import Region, overlap
 
@@ -25,7 +26,7 @@ def dev() -> FakeCpu:
     return FakeCpu()
 
 
-def array(dev: FakeCpu, *shape: int) -> tilert.Array:
+def array(dev: Device, *shape: int) -> tilert.Array:
     return tilert.from_numpy(np.arange(np.prod(shape), dtype=np.float32).reshape(shape), dev)
 
 
@@ -277,6 +278,9 @@ def test_argument_errors(dev: FakeCpu) -> None:
         kernel(y.partition(1, 2), x.partition(1, 2))
     other = array(FakeCpu(), 2, 2)
     with pytest.raises(LaunchError, match="'y' is on cpu and 'x' on cpu; all arrays of a launch"):
+        kernel(y.partition(1, 2), other)
+    other = array(CpuDevice(check=True), 2, 2)
+    with pytest.raises(LaunchError, match="'x' on checked cpu; all arrays of a launch"):
         kernel(y.partition(1, 2), other)
     dyn = FakeKernel("dyn", [mut("y"), ref("x", 0, 1, 2)])
     with pytest.raises(LaunchError, match=r"run-time axis 2, got shape \[2, 2\]"):

@@ -271,7 +271,8 @@ REFUSED: list[tuple[str, Callable[[tilert.Device], Mapping[str, tilert.Array]], 
     (
         "read-only",
         lambda dev: {"b": tilert.zeros((4, 8), f32, dev).as_readonly("it is a constant")},
-        "rebinding what the graph writes: it is a constant",
+        "O6 graphs: the graph writes Array([4, 8], f32, cpu), and Array([4, 8], f32, cpu) is"
+        " read-only: it is a constant",
     ),
     (
         "no array",

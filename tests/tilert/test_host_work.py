@@ -97,6 +97,8 @@ def test_work_runs_once(dev: tilert.Device) -> None:
                 way()
     with pytest.raises(LaunchError, match="gather was given one work twice"):
         tilert.gather(op, op)
+    with pytest.raises(LaunchError, match=r"got list; pass its items one by one: gather\(\*ops\)"):
+        tilert.gather([])  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match=r"gather takes ops .*, got Array; tilert.ready\(value\)"):
         tilert.gather(op, a)  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match="then takes a function of the result, got int"):

@@ -289,3 +289,50 @@ def test_words_called_outside_a_kernel() -> None:
 
     with pytest.raises(RuntimeError, match=r"^exp\(x\) works only inside a @tilert.kernel"):
         exp(1.0)
+
+
+STORES = """
+import types
+
+@tilert.inline
+def put(y, v):
+    y.store(v)
+
+@tilert.inline
+def both(pair):
+    y, v = pair
+    put(v=v, y=y)
+
+@tilert.inline
+def same(y):
+    return y
+
+names = types.SimpleNamespace(put=put)
+
+@tilert.kernel
+def k(y: Mut, x: Ref):
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "put(y, x.tile_like(y))",
+        "names.put(y, x.tile_like(y))",
+        "both((y, x.tile_like(y)))",
+        "both(pair=(y, x.tile_like(y)))",
+        "put(*(y, x.tile_like(y)))",
+        "z = y; z.store(x.tile_like(z))",
+        "z, v = y, x.tile_like(y); z.store(v)",
+        "z = same(y); z.store(x.tile_like(z))",
+        "keep = y.store; keep(x.tile_like(y))",
+        "f = put; f(y, x.tile_like(y))",
+    ],
+)
+def test_a_store_under_another_name(body: str, tmp_path: Path) -> None:
+    k = module(tmp_path, HEADER + STORES.format(body)).k
+    dev = tilert.device("cpu")
+    x = tilert.full(8, 3.0, f32, dev)
+    y = k(tilert.zeros(8, f32, dev).partition(4), x).sync()
+    assert (y.numpy() == 3).all()

@@ -154,3 +154,46 @@ def test_rewritten_asserts() -> None:
 
     y = k(tilert.empty(4, f32, dev).partition(2), tilert.full(4, 1.5, f32, dev)).sync()
     np.testing.assert_array_equal(y.numpy(), 3.0)
+
+
+WORDS_OF_MODULES = """
+import math
+import numpy as np
+import tilert.language
+import tilert.language as tl
+from tilert import language as tl2
+
+@tilert.kernel
+def k(y: Mut, x: Ref):
+    v = {}(x.tile_like(y))
+    y.store(v + tl2.exp2(v))
+"""
+
+
+@pytest.mark.parametrize("word", ["tl.abs", "tl2.abs", "tilert.language.abs"])
+def test_words_through_an_imported_module(word: str, tmp_path: Path) -> None:
+    """Calling an attribute of an import is another instruction than calling a method."""
+    k = module(tmp_path, HEADER + WORDS_OF_MODULES.format(word)).k
+    x = tilert.full(8, -2.0, f32, dev)
+    y = k(tilert.zeros(8, f32, dev).partition(4), x).sync()
+    assert (y.numpy() == 6).all()
+
+
+@pytest.mark.parametrize("word", ["np.exp", "math.exp"])
+def test_words_of_other_modules(word: str, tmp_path: Path) -> None:
+    k = module(tmp_path, HEADER + WORDS_OF_MODULES.format(word)).k
+    y, x = (tilert.zeros(8, f32, dev) for _ in range(2))
+    with pytest.raises(tilert.KernelError) as caught:
+        k(y.partition(4), x)
+    assert caught.value.message == (
+        f"{word} is not a word of the language; use exp of tilert.language"
+    )
+    assert caught.value.column == len("    v = ")
+
+
+def test_another_word_of_a_module_is_another_text(tmp_path: Path) -> None:
+    text = HEADER + WORDS_OF_MODULES.format("tl.exp")
+    path = tmp_path / "k.py"
+    path.write_text(text)
+    with pytest.raises(TypeError, match="is not the source of 'k'"):
+        exec(compile(text.replace("tl.exp", "tl.sin"), str(path), "exec"), {})

@@ -40,6 +40,60 @@ def k(y: Mut, x: Ref):
 """,
         "O1 exclusive write: Mut 'z' is never stored to; make it a Ref or call z.store(tile)",
     ),
+    "O1: a Mut whose name is assigned to": (
+        """
+def k(y: Mut, x: Ref):
+    §y = x.tile_like(y)
+""",
+        "O1 exclusive write: Mut 'y' is never stored to: an assignment only gives the name to"
+        " something else; call y.store(tile)",
+    ),
+    "O1: a Mut whose name is updated": (
+        """
+def k(y: Mut[Accumulate.Add], x: Ref):
+    §y += x.tile_like(y)
+""",
+        "O1 exclusive write: Mut 'y' is never updated: an assignment only gives the name to"
+        " something else; call y.add(tile)",
+    ),
+    "O1: a Mut that only gives its shape": (
+        """
+§def k(y: Mut, x: Ref):
+    v = exp(x.tile_like(y)) + y.load()
+    n = y.shape[0]
+""",
+        "O1 exclusive write: Mut 'y' is never stored to; make it a Ref or call y.store(tile)",
+    ),
+    "O1: a store that is not called": (
+        """
+§def k(y: Mut, x: Ref):
+    y.store
+""",
+        "O1 exclusive write: Mut 'y' is never stored to; make it a Ref or call y.store(tile)",
+    ),
+    "O1: a Mut that a helper only reads": (
+        """
+@tilert.inline
+def total(y, v):
+    return y.load() + v
+
+§def k(y: Mut, x: Ref):
+    total(v=x.tile_like(y), y=y)
+""",
+        "O1 exclusive write: Mut 'y' is never stored to; make it a Ref or call y.store(tile)",
+    ),
+    "O1: a Mut that a helper calls itself with": (
+        """
+@tilert.inline
+def again(y, n):
+    if n > 0:
+        again(y, n - 1)
+
+§def k(y: Mut, x: Ref):
+    again(y, 3)
+""",
+        "O1 exclusive write: Mut 'y' is never stored to; make it a Ref or call y.store(tile)",
+    ),
     "O1: assignment to an attribute's item": (
         """
 def k(y: Mut, x: Ref):

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, get_args, get_origin
 
 from tilert.annotations import Accumulate, Const, Dyn, Mut, Ref
+from tilert.errors import KernelError
 from tilert.frontend.captured import MISSING as NOTHING
 from tilert.frontend.captured import Outside
 from tilert.frontend.pieces import check_pieces
 from tilert.frontend.source import Source
+from tilert.frontend.stores import stores
 
 __all__ = ["MISSING", "TOO_LARGE", "ParamDecl", "check_body", "fits", "read_params"]
 
@@ -145,7 +147,6 @@ def check_body(source: Source, decls: list[ParamDecl], outside: Outside) -> None
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             known.add(node.id)
-    stored: set[str] = set()
     for statement in source.tree.body:
         for node in ast.walk(statement):
             message = _FORBIDDEN.get(type(node))
@@ -161,17 +162,25 @@ def check_body(source: Source, decls: list[ParamDecl], outside: Outside) -> None
             if isinstance(node, ast.Subscript):
                 _check_subscript(source, node, kinds)
             if isinstance(node, ast.Call):
-                _check_call(source, node, kinds, stored)
+                _check_call(source, node, kinds)
     check_pieces(source, decls)
     for d in decls:
-        if d.kind == "mut" and d.name not in stored and not _escapes(source, d.name):
-            word = d.accumulate or "store"
-            verb = "updated" if d.accumulate else "stored to"
-            raise source.error(
-                f"O1 exclusive write: Mut '{d.name}' is never {verb}; make it a Ref or call "
-                f"{d.name}.{word}(tile)",
-                source.tree,
+        if d.kind == "mut" and not stores(source.tree, outside, d.name):
+            raise _never_stored(source, d)
+
+
+def _never_stored(source: Source, d: ParamDecl) -> KernelError:
+    word = d.accumulate or "store"
+    verb = "updated" if d.accumulate else "stored to"
+    never = f"O1 exclusive write: Mut '{d.name}' is never {verb}"
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == d.name:
+            return source.error(
+                f"{never}: an assignment only gives the name to something else; call"
+                f" {d.name}.{word}(tile)",
+                node,
             )
+    return source.error(f"{never}; make it a Ref or call {d.name}.{word}(tile)", source.tree)
 
 
 def _check_subscript(source: Source, node: ast.Subscript, kinds: dict[str, str]) -> None:
@@ -204,13 +213,11 @@ def _check_subscript(source: Source, node: ast.Subscript, kinds: dict[str, str])
         )
 
 
-def _check_call(source: Source, node: ast.Call, kinds: dict[str, str], stored: set[str]) -> None:
+def _check_call(source: Source, node: ast.Call, kinds: dict[str, str]) -> None:
     f = node.func
     if not isinstance(f, ast.Attribute) or not isinstance(f.value, ast.Name):
         return
     kind = kinds.get(f.value.id)
-    if kind == "mut" and f.attr in MODES.values():
-        stored.add(f.value.id)
     if f.attr != "store" or kind is None:
         return
     if kind == "ref":
@@ -224,17 +231,3 @@ def _check_call(source: Source, node: ast.Call, kinds: dict[str, str], stored: s
             "writes piece i",
             node,
         )
-    stored.add(f.value.id)
-
-
-def _escapes(source: Source, name: str) -> bool:
-    """Whether a Mut is passed on to an inlined function or renamed, which may store to it."""
-    owners = {
-        id(node.value)
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.Attribute) and node.attr not in ("store", "pieces")
-    }
-    return any(
-        isinstance(node, ast.Name) and node.id == name and id(node) not in owners
-        for node in ast.walk(source.tree)
-    )

@@ -297,6 +297,12 @@ class Expressions:
             if not any(isinstance(a, Value) for a in args):
                 self._refuse_proxies(node, *args)
                 return self._folded(node, callee, *args)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in FUNCTIONS:
+            raise self.source.error(
+                f"{ast.unparse(node.func)} is not a word of the language; use {node.func.attr} of"
+                " tilert.language",
+                node,
+            )
         raise self.source.error(
             f"{describe(callee)} cannot be called in a kernel; decorate helpers with "
             "@tilert.inline",

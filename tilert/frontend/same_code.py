@@ -106,9 +106,16 @@ def _telling(code: CodeType) -> list[tuple[str, str]]:
     steps = [("arguments", repr(_arguments(code)))]
     for one in dis.get_instructions(code):
         if one.opname.startswith(_TELLING):
-            shown = _shown(one.argval) if isinstance(one.argval, CodeType) else one.argrepr
-            steps.append((one.opname, shown))
+            steps.append(_step(one))
     return steps
+
+
+def _step(one: dis.Instruction) -> tuple[str, str]:
+    # Calling `name.word()` is another instruction where the module imports the name, which its
+    # text alone does not tell.
+    if one.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL"):
+        return one.opname.replace("METHOD", "ATTR"), str(one.argval)
+    return one.opname, _shown(one.argval) if isinstance(one.argval, CodeType) else one.argrepr
 
 
 def _shown(constant: object) -> str:
