@@ -49,7 +49,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live[grout.Engin
     folder = tmp_path_factory.mktemp("models") / "scripted"
     folder.mkdir()
     write_model(folder, {"hi": [b"Hi ", "三".encode(), END]})
-    config = grout.EngineConfig(str(folder), device="cpu", max_model_len=100)
+    config = grout.EngineConfig(str(folder), device="cpu", max_model_len=1000)
     with grout.create_engine(config) as engine, Live(engine) as live:
         yield live
 
@@ -107,7 +107,12 @@ KNOWN: dict[str, Any] = {
 OF_ROUTE: dict[str, dict[str, Any]] = {
     "ChatRequest": {"top_logprobs": None, "logprobs": {"type": "boolean"}},
     "TokenizeRequest": {"prompt": None, "add_special_tokens": None},
-    "ResponsesRequest": {"input": {"type": "string"}},
+    "ResponsesRequest": {
+        # Bytes are tokens here.
+        "input": {"type": "string", "maxLength": 8},
+        "max_output_tokens": {"enum": [1, 8, None]},
+        "top_logprobs": {"enum": [0, 5, None]},
+    },
 }
 TEXT_OF_CALL = {"type": "string", "enum": ["{}", '{"é": [1.50, null]}']}
 
