@@ -185,15 +185,7 @@ def mma_accumulator(m: int, n: int, warps_m: int, warps_n: int) -> Layout:
     tiles_n = -(-n // (8 * warps_n))
     rows = [Factor("t", 8, 4), Factor("r", 2, 2)]
     cols = [Factor("r", 2, 1), Factor("t", 4, 1)]
-    if tiles_m > 1:
-        rows.append(Factor("r", tiles_m, 4 * tiles_n))
-    if tiles_n > 1:
-        cols.append(Factor("r", tiles_n, 4))
-    if warps_m > 1:
-        rows.append(Factor("t", warps_m, 32))
-    if warps_n > 1:
-        cols.append(Factor("t", warps_n, 32 * warps_m))
-    return Layout((m, n), (tuple(rows), tuple(cols)))
+    return _tiled((m, n), rows, cols, (tiles_m, tiles_n), (warps_m, warps_n), 32)
 
 
 def wgmma_accumulator(m: int, n: int, groups_m: int, groups_n: int) -> Layout:
@@ -206,12 +198,24 @@ def wgmma_accumulator(m: int, n: int, groups_m: int, groups_n: int) -> Layout:
     tiles_m, tiles_n = m // (64 * groups_m), n // (8 * groups_n)
     rows = [Factor("t", 8, 4), Factor("r", 2, 2), Factor("t", 4, 32)]
     cols = [Factor("r", 2, 1), Factor("t", 4, 1)]
-    if tiles_m > 1:
-        rows.append(Factor("r", tiles_m, 4 * tiles_n))
-    if tiles_n > 1:
-        cols.append(Factor("r", tiles_n, 4))
-    if groups_m > 1:
-        rows.append(Factor("t", groups_m, 128))
-    if groups_n > 1:
-        cols.append(Factor("t", groups_n, 128 * groups_m))
-    return Layout((m, n), (tuple(rows), tuple(cols)))
+    return _tiled((m, n), rows, cols, (tiles_m, tiles_n), (groups_m, groups_n), 128)
+
+
+def _tiled(
+    shape: tuple[int, int],
+    rows: list[Factor],
+    cols: list[Factor],
+    tiles: tuple[int, int],
+    groups: tuple[int, int],
+    threads: int,
+) -> Layout:
+    """Fragments of four registers, repeated in registers and over groups of so many threads."""
+    if tiles[0] > 1:
+        rows.append(Factor("r", tiles[0], 4 * tiles[1]))
+    if tiles[1] > 1:
+        cols.append(Factor("r", tiles[1], 4))
+    if groups[0] > 1:
+        rows.append(Factor("t", groups[0], threads))
+    if groups[1] > 1:
+        cols.append(Factor("t", groups[1], threads * groups[0]))
+    return Layout(shape, (tuple(rows), tuple(cols)))
