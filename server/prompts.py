@@ -122,7 +122,7 @@ async def _completion_prompt(engine: ServingEngine, prompt: Any, where: str) -> 
         text = prompt
         token_ids = await asyncio.to_thread(_encode, engine, prompt, where, begin=True)
     elif isinstance(prompt, list):
-        _check_token_ids(prompt, tokenizer.vocab_size, where)
+        _check_token_ids(prompt, engine.vocab_size, where)
         token_ids = prompt
         begun = begun_character(tokenizer.token_bytes, tokenizer.special_ids, prompt)
         text = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids).whole(prompt)

@@ -68,6 +68,11 @@ class ServingEngine(Protocol):
     def max_model_len(self) -> int: ...
 
     @property
+    def vocab_size(self) -> int:
+        """Token ids of the model; its tokenizer may have no text for the last ones."""
+        ...
+
+    @property
     def tokenizer(self) -> ServingTokenizer: ...
 
     @property

@@ -55,7 +55,7 @@ def sampling_params(
         presence_penalty=float(request.presence_penalty or 0),
         frequency_penalty=float(request.frequency_penalty or 0),
         repetition_penalty=float(choose("repetition_penalty")),
-        logit_bias=_biases(request.logit_bias or {}, engine.tokenizer.vocab_size),
+        logit_bias=_biases(request.logit_bias or {}, engine.vocab_size),
         min_tokens=min(request.min_tokens or 0, max_tokens),
         logprobs=request.top_logprobs_wanted,
         prompt_logprobs=request.prompt_logprobs_wanted,

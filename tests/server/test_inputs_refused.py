@@ -91,7 +91,7 @@ def test_lone_surrogates(scripted_http: httpx.Client, half: bytes, stream: bytes
 def test_biases_at_the_end_of_the_vocabulary(
     scripted: Live[grout.Engine], scripted_http: httpx.Client
 ) -> None:
-    size = scripted.engine.tokenizer.vocab_size
+    size = scripted.engine.vocab_size
     ask = {"messages": [USER], "max_tokens": 2, "temperature": 0}
     last = {**ask, "logit_bias": {str(size - 1): 100}, "logprobs": True, "ignore_eos": True}
     entries = scripted_http.post(CHAT, json=last).json()["choices"][0]["logprobs"]["content"]
@@ -100,6 +100,23 @@ def test_biases_at_the_end_of_the_vocabulary(
         body = {**ask, "logit_bias": {str(token): 1}}
         says = refused(scripted_http, CHAT, body, "logit_bias", "invalid_value")
         assert str(token) in says and str(size - 1) in says
+
+
+def test_prompt_ids_up_to_the_end_of_the_embedding(
+    scripted: Live[grout.Engine], scripted_http: httpx.Client
+) -> None:
+    """Ids past the tokenizer's last, which a padded or made-up model has, are taken: no text."""
+    size = scripted.engine.vocab_size
+    assert size > scripted.engine.tokenizer.vocab_size
+    ask = {"max_tokens": 1, "temperature": 0, "echo": True}
+    said = scripted_http.post(PLAIN, json={**ask, "prompt": [size - 1, 65, size - 1]}).json()
+    assert said["usage"]["prompt_tokens"] == 3
+    assert said["choices"][0]["text"].startswith(scripted.engine.tokenizer.decode([65]))
+    for token in (size, 10**9, -1):
+        says = refused(
+            scripted_http, PLAIN, {**ask, "prompt": [token]}, "prompt[0]", "invalid_value"
+        )
+        assert str(size - 1) in says
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"items": {"type": "banana"}}}}

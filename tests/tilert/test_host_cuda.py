@@ -299,12 +299,23 @@ def test_a_failed_capture_leaves_the_device_usable(dev: CudaDevice) -> None:
     dev.synchronize()
 
 
-def slow(dev: CudaDevice, y: tilert.Array, x: tilert.Array) -> tilert.Op:
+ADD_ONE = add_one()
+
+
+def quick(y: tilert.Array, x: tilert.Array) -> tilert.Op:
+    """y = x + 1"""
+    return ADD_ONE(y.partition(1, 8), x, 0, 8)
+
+
+def slow(y: tilert.Array, x: tilert.Array) -> tilert.Op:
     """y = x + 1, after some ten milliseconds."""
-    return add_one()(y.partition(1, 8), x, 20, 8)
+    return ADD_ONE(y.partition(1, 8), x, 20, 8)
 
 
 def arrays(dev: CudaDevice, *values: float) -> list[tilert.Array]:
+    """Arrays full of the values; `quick` and `slow` are compiled, which takes longer than they."""
+    a, b = (tilert.zeros((4, 8), tilert.f32, dev) for _ in range(2))
+    quick(slow(a, b).sync(), b).sync()
     return [tilert.full((4, 8), value, tilert.f32, dev) for value in values]
 
 
@@ -312,31 +323,30 @@ def test_conflicts_across_streams_are_ordered(dev: CudaDevice) -> None:
     a, b, c = arrays(dev, 1, 0, 0)
     with dev.stream() as one, dev.stream() as two:
         for _ in range(3):
-            slow(dev, b, a).on(one).run()
-            add_one()(c.partition(1, 8), b, 0, 8).on(two).run()
-            add_one()(a.partition(1, 8), c, 0, 8).run()
+            slow(b, a).on(one).run()
+            quick(c, b).on(two).run()
+            quick(a, c).run()
         assert not one.record_event().done()
         assert (a.numpy() == 10).all()
         # A host write behind what reads.
-        slow(dev, b, a).on(one).run()
+        slow(b, a).on(one).run()
         a.copy_from(np.zeros((4, 8), np.float32))
         assert (b.numpy() == 11).all() and (a.numpy() == 0).all()
 
 
 def test_disjoint_work_runs_at_the_same_time(dev: CudaDevice) -> None:
     many = arrays(dev, *[1.0] * 8)
-    slow(dev, many[0], many[1]).sync()
     start = dev.record_event(timing=True)
-    slow(dev, many[0], many[1]).run()
+    slow(many[0], many[1]).run()
     end = dev.record_event(timing=True)
     end.wait()
     alone = end.since(start)
     start = dev.record_event(timing=True)
-    tilert.gather(*(slow(dev, many[i], many[i + 1]) for i in range(0, 8, 2))).run()
+    tilert.gather(*(slow(many[i], many[i + 1]) for i in range(0, 8, 2))).run()
     end = dev.record_event(timing=True)
     end.wait()
     assert end.since(start) < 3 * alone
-    graph = tilert.gather(*(slow(dev, many[i], many[i + 1]) for i in range(0, 8, 2))).capture()
+    graph = tilert.gather(*(slow(many[i], many[i + 1]) for i in range(0, 8, 2))).capture()
     start = dev.record_event(timing=True)
     graph.replay()
     end = dev.record_event(timing=True)
@@ -348,7 +358,7 @@ def test_disjoint_work_runs_at_the_same_time(dev: CudaDevice) -> None:
 def test_frees_wait_for_every_stream(dev: CudaDevice) -> None:
     with dev.stream() as one:
         a, b = arrays(dev, 3, 0)
-        slow(dev, b, a).on(one).run()
+        slow(b, a).on(one).run()
         del a
         gc.collect()
         poison = arrays(dev, *[-9.0] * 8)
@@ -358,7 +368,7 @@ def test_frees_wait_for_every_stream(dev: CudaDevice) -> None:
 
 def test_rebinding_a_graph_in_flight(dev: CudaDevice) -> None:
     a, b, c, d = arrays(dev, 1, 0, 10, 0)
-    with tilert.capture(dev, lambda: slow(dev, b, a).run()) as graph, dev.stream() as one:
+    with tilert.capture(dev, lambda: slow(b, a).run()) as graph, dev.stream() as one:
         graph.replay(one)
         graph.rebind({a: c, b: d})
         graph.replay(one)
@@ -382,7 +392,7 @@ def test_await_leaves_the_loop_free(dev: CudaDevice) -> None:
             await asyncio.sleep(0)
 
     async def wait() -> None:
-        await slow(dev, b, a)
+        await slow(b, a)
 
     asyncio.run(main())
     assert turns > 10

@@ -85,4 +85,8 @@ def test_an_illegal_address_names_op_and_line(tmp_path: Path) -> None:
     first, second = done.stdout.splitlines()[:2]
     assert first.startswith("LostError CUDA_ERROR_ILLEGAL_ADDRESS")
     line = PROGRAM.splitlines().index("y = astray(y.partition(4)).run()") + 1
-    assert second == (f"enqueued last, the newest at the end: op 'astray' created at {path}:{line}")
+    # The host has waited for the first op, but not for the whole device.
+    assert second == (
+        f"enqueued last, the newest at the end: op 'double' created at {path}:{line - 1}; "
+        f"op 'astray' created at {path}:{line}"
+    )
