@@ -159,7 +159,7 @@ def _open(config: EngineConfig, report: Progress) -> _Model:
 
 
 def _dummy(config: EngineConfig) -> _Model:
-    """A model of a known shape; its tokenizer is the folder's, or one id a byte."""
+    """A model of a known shape; its tokenizer is the folder's, or one of bytes."""
     name = config.model or DUMMY_PRESET
     folder = Path(name).expanduser()
     tokenizer = template = None
@@ -177,7 +177,7 @@ def _dummy(config: EngineConfig) -> _Model:
     return _Model(
         config.served_model_name or folder.name,
         shape,
-        tokenizer or Tokenizer.byte_level(DUMMY_SPECIAL_TOKENS),
+        tokenizer or Tokenizer.byte_level(DUMMY_SPECIAL_TOKENS, shape.vocab_size),
         template or ChatTemplate(DUMMY_TEMPLATE),
         None,
     )

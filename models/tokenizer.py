@@ -105,12 +105,16 @@ class Tokenizer:
         )
 
     @classmethod
-    def byte_level(cls, special_tokens: Sequence[str] = ()) -> "Tokenizer":
+    def byte_level(cls, special_tokens: Sequence[str] = (), size: int = 0) -> "Tokenizer":
         """A tokenizer without merges: ids 0..255 are the bytes, `special_tokens` follow from 256.
 
         For generated weights and tests; the last special token, if any, is the end of sequence.
+        Ids after those, up to `size` in all, are never encoded and decode to a space and their
+        number: a model of made-up weights says any id, and each is text that can be streamed.
         """
-        backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=dict(BYTE_OF), merges=[]))
+        vocab = {**BYTE_OF, **{text: 256 + i for i, text in enumerate(special_tokens)}}
+        vocab |= {f"Ġ{token}": token for token in range(len(vocab), size)}
+        backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
         backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
             add_prefix_space=False, use_regex=False
         )

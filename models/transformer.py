@@ -18,7 +18,7 @@ from models.rope import rope_tables
 from models.sampler import sample, score
 from models.scratch import Scratch
 from models.slot import PLAIN, Features, Slot
-from models.tiling import ProductTiles, tiling
+from models.tiling import ProductTiles, tiling_of
 from models.weights import Checkpoint
 from tilert import Array, Device, DType, IndexMap
 
@@ -45,7 +45,7 @@ class Transformer:
         self.dtype: DType = parameters.dtype
         self.max_len = max_len
         self.page_size = PAGE_SIZE
-        self._tiling = tiling(self.device.kind)
+        self._tiling = tiling_of(self.device, self.dtype)
         cos, sin = rope_tables(self.config, max_len)
         self._cos = tilert.from_numpy(cos, self.device)
         self._sin = tilert.from_numpy(sin, self.device)

@@ -164,6 +164,7 @@ class CudaDevice(QueuedDevice):
     """
 
     kind = "cuda"
+    arch: str
     watch: Watch
 
     def __init__(self, index: int, check: Check = None) -> None:

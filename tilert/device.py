@@ -93,6 +93,7 @@ class Device(ABC):
     Attributes:
         kind: "cpu" or "cuda".
         name: what `device(name)` takes, such as "cuda:0".
+        arch: what kernels are compiled for, such as "sm_90a"; None where they are not compiled.
         concurrent: how many programs run at once, of kernels that walk their pieces.
         checks: how much is checked while kernels run.
         queue: what calls are given, unless they are for a stream.
@@ -106,6 +107,7 @@ class Device(ABC):
 
     kind: str
     name: str
+    arch: str | None = None
     concurrent: int = 1
     kept_launchers: int | None = None
     checks: Checks = Checks.NONE

@@ -85,6 +85,7 @@ class TargetDevice(Device):
     """
 
     kind = "cuda"
+    arch: str
 
     def __init__(self, arch: str, check: Check = False) -> None:
         super().__init__(f"target:{arch}")

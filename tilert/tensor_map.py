@@ -93,7 +93,7 @@ def encoding(
         if wrong:
             raise LaunchError(
                 f"parameter {spec.param}: the copy engine takes no array {what}; set"
-                " TILERT_SCHEDULES to leave out 'pipelined'"
+                " TILERT_SCHEDULES=none"
             )
     return Encoding(dtype, address, dims, steps, box)
 

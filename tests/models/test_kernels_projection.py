@@ -5,7 +5,7 @@ import pytest
 
 import tilert
 from models import kernels
-from models.tiling import ProductTiles, tiling
+from models.tiling import ProductTiles, tiling_of
 from tests.models.kernel_support import DTYPES, Floats, close, draw, poisoned, put
 from tilert import Device, DType
 
@@ -23,9 +23,9 @@ def silu(x: Floats) -> Floats:
     return activated
 
 
-def tiles_for(device: Device, shape: tuple[int, int, int]) -> list[ProductTiles]:
+def tiles_for(device: Device, shape: tuple[int, int, int], dtype: DType) -> list[ProductTiles]:
     """The device's own tiles, and small ones that leave ragged edges."""
-    own = tiling(device.kind).product(max(shape[0], 1), shape[1], shape[2])
+    own = tiling_of(device, dtype).product(max(shape[0], 1), shape[1], shape[2])
     return [own, ProductTiles(16, 32, 32)]
 
 
@@ -69,7 +69,7 @@ def test_linear(device: Device, dtype: DType, shape: tuple[int, int, int]) -> No
     rng = np.random.default_rng(1)
     x, xs = draw(rng, (tokens, inputs), dtype, device)
     w, ws = draw(rng, (outputs, inputs), dtype, device)
-    for t in tiles_for(device, shape):
+    for t in tiles_for(device, shape, dtype):
         y = poisoned((tokens, outputs), dtype, device)
         kernels.linear(y.partition(t.rows, t.columns), x, w, bk=t.depth).run()
         close(y, xs @ ws.T)
@@ -82,7 +82,7 @@ def test_linear_residual(device: Device, dtype: DType, shape: tuple[int, int, in
     rng = np.random.default_rng(2)
     x, xs = draw(rng, (tokens, inputs), dtype, device)
     w, ws = draw(rng, (outputs, inputs), dtype, device)
-    for t in tiles_for(device, shape):
+    for t in tiles_for(device, shape, dtype):
         y, before = draw(rng, (tokens, outputs), dtype, device)
         kernels.linear_residual(y.partition(t.rows, t.columns), x, w, bk=t.depth).run()
         close(y, before + xs @ ws.T)
@@ -97,7 +97,7 @@ def test_norm_linear(device: Device, dtype: DType, shape: tuple[int, int, int]) 
     gain, gains = draw(rng, (inputs,), dtype, device)
     w, ws = draw(rng, (outputs, inputs), dtype, device)
     expected = norm(xs, gains, 1e-5) @ ws.T
-    for t in tiles_for(device, shape):
+    for t in tiles_for(device, shape, dtype):
         y = poisoned((tokens, outputs), tilert.f32, device)
         out = y.partition(t.rows, t.columns)
         kernels.norm_linear(out, x, gain, w, eps=1e-5, bk=t.depth).run()
@@ -114,7 +114,7 @@ def test_gate_up_silu(device: Device, dtype: DType, shape: tuple[int, int, int])
     gain, gains = draw(rng, (inputs,), dtype, device)
     w, ws = draw(rng, (2, outputs, inputs), dtype, device, inputs**-0.5)
     normed = norm(xs, gains, 1e-6)
-    for t in tiles_for(device, shape):
+    for t in tiles_for(device, shape, dtype):
         y = poisoned((tokens, outputs), dtype, device)
         kernels.gate_up_silu(y.partition(t.rows, t.columns), x, w, bk=t.depth).run()
         close(y, silu(xs @ ws[0].T) * (xs @ ws[1].T))

@@ -91,6 +91,15 @@ def test_byte_level() -> None:
     assert Tokenizer.byte_level().eos_token_ids == ()
 
 
+def test_made_up_ids_have_text() -> None:
+    made_up = Tokenizer.byte_level(["<|im_start|>", "<|im_end|>"], 1000)
+    assert made_up.vocab_size == 1000
+    assert made_up.eos_token_ids == (257,)
+    assert made_up.decode([72, 105, 258, 999]) == "Hi 258 999"
+    assert (made_up.token_bytes(999), made_up.token_bytes(1000)) == (b" 999", b"")
+    assert made_up.encode("Hi 258<|im_end|>") == [*b"Hi 258", 257]
+
+
 def write(folder: Path, config: dict[str, object]) -> Path:
     backend().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -153,7 +153,7 @@ def test_ours_on_the_cpu(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_kernels, "MOST_COPIES", 2)
     monkeypatch.setattr(bench_kernels, "GRAPH_SECONDS", 0.0)
     monkeypatch.setattr(bench_kernels, "_torch", lambda: None)
-    monkeypatch.setenv("TILERT_SCHEDULES", "")
+    monkeypatch.setenv("TILERT_SCHEDULES", "none")
     lines = [json.dumps(step(case, Variant(name))) for name in ("plain", PEER)]
     ours, theirs = work_through(tilert.device("cpu"), iter(lines))
     assert ours["error"] < 2e-2, ours

@@ -312,7 +312,7 @@ def test_kernels_of_another_form_are_compiled_as_before(
     kernel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = []
-    for names in ("pipelined", ""):
+    for names in ("pipelined", "none"):
         monkeypatch.setenv(schedules.VARIABLE, names)
         device = TargetDevice("sm_90a")
         y = tilert.empty((128, 128), f32, device)
@@ -338,8 +338,8 @@ def test_tiles_and_arrays_that_do_not_fit_it(
     assert not is_pipelined(device)
 
 
-@pytest.mark.parametrize(("arch", "names"), [("sm_80", "pipelined"), ("sm_90a", "")])
-def test_off_by_default_and_for_other_targets(
+@pytest.mark.parametrize(("arch", "names"), [("sm_80", "pipelined"), ("sm_90a", "none")])
+def test_off_where_it_is_left_out_and_for_other_targets(
     arch: str, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(schedules.VARIABLE, names)
@@ -350,10 +350,26 @@ def test_off_by_default_and_for_other_targets(
     assert not is_pipelined(device)
 
 
+def test_on_unless_it_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(schedules.VARIABLE, raising=False)
+    assert schedules.enabled() == {"pipelined"}
+    monkeypatch.setenv(schedules.VARIABLE, "")
+    assert schedules.enabled() == {"pipelined"}
+
+
+def test_broadcast_operands_are_not_copied_by_boxes() -> None:
+    """The copy engine takes no stride of 0."""
+    device = TargetDevice("sm_90a")
+    y = tilert.empty((128, 128), f32, device)
+    a = tilert.empty((1, 128), bf16, device).broadcast_to((128, 128))
+    product(y.partition(64, 64), a, a, bk=64).run()
+    assert not is_pipelined(device)
+
+
 def test_a_schedule_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(schedules.VARIABLE, "pipelined, quick")
     with pytest.raises(
-        CompileError, match=r"TILERT_SCHEDULES names 'quick'; there are 'pipelined'"
+        CompileError, match=r"TILERT_SCHEDULES names 'quick'; there are 'pipelined', 'none'"
     ):
         schedules.enabled()
 

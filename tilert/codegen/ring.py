@@ -174,7 +174,7 @@ def _add_box(ring: Ring, value: Value) -> bool:
     access: tuple[Access, ...] = load.attrs["access"]
     vector = 16 // param.dtype.itemsize
     strides_fit = param.strides[-1] == 1 and all(
-        s is not None and s % vector == 0 for s in param.strides[:-1]
+        s is not None and s > 0 and s % vector == 0 for s in param.strides[:-1]
     )
     box = tuple(1 if a.kind == "point" else a.size for a in access)
     kept = [a for a in access if a.kind != "point"]
