@@ -5,7 +5,8 @@ one BLAS call. On CUDA tiles fill registers and shared memory, and there are eno
 the GPU.
 """
 
-import math
+import functools
+import itertools
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -239,73 +240,113 @@ class CudaTiling:
         return SampleTiles(chunks=min(4, chunks_of(vocabulary)), group=32, fan=3)
 
 
-class HopperTiling(CudaTiling):
-    """Sizes for sm_90a and 16-bit weights, where products of many tokens are pipelined.
+@dataclass(frozen=True)
+class TileCost:
+    """Of a pipelined tile: microseconds of a wave of programs, and of each of its steps."""
 
-    There one program runs on each multiprocessor at a time, so that a product takes as many waves
-    as it has tiles for all of them, and the last wave takes as long as a full one: the tile is the
-    one whose waves together are shortest.
+    rows: int
+    columns: int
+    depth: int
+    wave: float
+    step: float
+
+
+class HopperTiling(CudaTiling):
+    """Sizes for sm_90a and 16-bit weights, where products of more than a few tokens are pipelined.
+
+    There one program runs on each multiprocessor at a time. A product takes as many waves as it has
+    tiles for all of them, and the last wave takes as long as a full one; or as long as memory needs
+    for its operands. The tile is the one with which that is shortest.
     """
 
-    product_costs: tuple[tuple[int, int, float, float], ...] = (
-        (128, 256, 2.94, 0.680),
-        (128, 192, 3.08, 0.497),
-        (128, 160, 3.07, 0.418),
-        (128, 128, 2.85, 0.344),
-        (128, 96, 2.17, 0.287),
-        (128, 80, 2.30, 0.258),
-        (128, 64, 1.37, 0.251),
-        (64, 256, 3.44, 0.341),
-        (64, 128, 1.79, 0.216),
-    )
-    """Rows and columns of a tile, microseconds of a wave, and of a step of 64 columns of K. Fitted
-    to an H200's times at 192 to 8192 tokens of the projections of Qwen3 0.6B, 4B and 32B
-    (`scripts/tune_products.py`); its choices take 1.6 % longer than the best tile of each, on
-    average."""
+    few_tokens = 4
+    """Up to here tiles of 64 rows are too empty."""
 
-    gate_up_costs: tuple[tuple[int, int, float, float], ...] = (
-        (128, 128, 3.29, 0.716),
-        (128, 96, 1.85, 0.569),
-        (128, 80, 1.85, 0.482),
-        (128, 64, 0.55, 0.426),
-        (64, 128, 1.25, 0.420),
-        (128, 48, 0.23, 0.379),
-        (64, 64, 0.49, 0.290),
+    product_costs: tuple[TileCost, ...] = (
+        TileCost(64, 32, 128, 0.46, 0.308),
+        TileCost(64, 48, 128, 0.72, 0.363),
+        TileCost(64, 64, 64, 1.32, 0.216),
+        TileCost(64, 64, 128, 1.42, 0.391),
+        TileCost(64, 96, 64, 2.66, 0.224),
+        TileCost(64, 128, 64, 2.35, 0.222),
+        TileCost(64, 256, 64, 4.90, 0.336),
+        TileCost(128, 64, 64, 0.32, 0.264),
+        TileCost(128, 80, 64, 0.66, 0.281),
+        TileCost(128, 96, 64, 0.65, 0.310),
+        TileCost(128, 128, 64, 1.45, 0.364),
+        TileCost(128, 160, 64, 1.51, 0.440),
+        TileCost(128, 192, 64, 1.42, 0.522),
+        TileCost(128, 256, 64, 1.10, 0.707),
+    )
+    """Fitted to an H200's times at 4 to 8192 tokens of the projections of Qwen3 0.6B, 4B and 32B,
+    every tile's with outputs checked (docs/benchmarks/README.md): the choices take 3 % longer than
+    the best tile of each shape, on average."""
+
+    gate_up_costs: tuple[TileCost, ...] = (
+        TileCost(64, 32, 64, 0.0, 0.315),
+        TileCost(64, 32, 128, 0.74, 0.529),
+        TileCost(64, 64, 64, 1.08, 0.297),
+        TileCost(64, 96, 64, 0.02, 0.615),
+        TileCost(64, 128, 64, 2.79, 0.421),
+        TileCost(128, 48, 64, 2.14, 0.353),
+        TileCost(128, 64, 64, 2.65, 0.399),
+        TileCost(128, 80, 64, 4.69, 0.447),
+        TileCost(128, 96, 64, 4.50, 0.534),
+        TileCost(128, 128, 64, 5.56, 0.687),
     )
     """The same for two products in one kernel."""
 
-    launch, sums = 3.0, 2e6
-    """Of the partial sums of shares: microseconds of one more kernel, bytes a microsecond."""
+    bandwidth, gate_up_bandwidth = 4.2e6, 3.6e6
+    """Bytes of operands a microsecond."""
 
     def product(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
-        if tokens <= 64:
+        if tokens <= self.few_tokens:
             return super().product(tokens, outputs, inputs)
-        steps = -(-inputs // 64)
-        best, found = math.inf, ProductTiles(128, 128, 64)
-        for shares in (1, 2, 4):
-            extra = 0.0
-            if shares > 1:
-                extra = self.launch + 8 * shares * tokens * outputs / self.sums
-            for rows, columns, wave, step in self.product_costs:
-                waves = self._waves(tokens, outputs, rows, columns, shares)
-                cost = extra + waves * (wave + step * -(-steps // shares))
-                if cost < best:
-                    best, found = cost, ProductTiles(rows, columns, 64, shares)
-        return found
+        return _quickest(self.product_costs, (1, 2, 4, 8), self.bandwidth, tokens, outputs, inputs)
 
     def gate_up(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
-        if tokens <= 64:
+        if tokens <= self.few_tokens:
             return super().gate_up(tokens, outputs, inputs)
-        steps = -(-inputs // 64)
-        rows, columns, _, _ = min(
-            self.gate_up_costs,
-            key=lambda c: self._waves(tokens, outputs, c[0], c[1], 1) * (c[2] + c[3] * steps),
+        # Twice the weights, as if memory had half the bandwidth.
+        return _quickest(
+            self.gate_up_costs, (1,), self.gate_up_bandwidth / 2, tokens, outputs, inputs
         )
-        return ProductTiles(rows, columns, 64)
 
-    def _waves(self, tokens: int, outputs: int, rows: int, columns: int, shares: int) -> int:
-        tiles = -(-tokens // rows) * -(-outputs // columns) * shares
-        return -(-tiles // self.multiprocessors)
+
+MULTIPROCESSORS = 132
+LAUNCH, SHARE_BANDWIDTH = 2.0, 2e6
+"""Of shares: microseconds of one more kernel, bytes of partial sums a microsecond."""
+EXPOSED = 0.1
+"""Share of the shorter of copies and products that the longer one does not hide."""
+
+
+@functools.lru_cache(maxsize=4096)
+def _quickest(
+    costs: tuple[TileCost, ...],
+    shares: tuple[int, ...],
+    bandwidth: float,
+    tokens: int,
+    outputs: int,
+    inputs: int,
+) -> ProductTiles:
+    """The tile and the shares by which a product takes the least time.
+
+    Kept, since prompts that are not recorded ask for each layer anew.
+    """
+    memory = 2 * (tokens * (inputs + outputs) + outputs * inputs) / bandwidth
+
+    def time(choice: tuple[TileCost, int]) -> float:
+        tile, count = choice
+        programs = -(-tokens // tile.rows) * -(-outputs // tile.columns) * count
+        waves, steps = -(-programs // MULTIPROCESSORS), -(-inputs // tile.depth)
+        products = waves * (tile.wave + tile.step * -(-steps // count))
+        sums = LAUNCH + 8 * count * tokens * outputs / SHARE_BANDWIDTH if count > 1 else 0.0
+        return sums + max(products, memory) + EXPOSED * min(products, memory)
+
+    # Rows past the last token are work for nothing.
+    fitting = [tile for tile in costs if tile.rows < tokens + 64]
+    tile, count = min(itertools.product(fitting, shares), key=time)
+    return ProductTiles(tile.rows, tile.columns, tile.depth, count)
 
 
 def tiling(device_kind: str, arch: str | None = None, dtype: DType | None = None) -> Tiling:

@@ -164,6 +164,8 @@ def main(argv: list[str] | None = None) -> int:
             max_num_seqs=1,
             max_model_len=-(-(args.prompt + args.new + 1) // 64) * 64,
             gpu_memory_utilization=0.5,
+            # The same prompt each time, and each time all of it.
+            prefix_caching=False,
             seed=args.seed,
         )
         start = time.perf_counter()

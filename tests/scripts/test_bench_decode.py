@@ -1,10 +1,15 @@
 """The decode benchmark end to end on a tiny model."""
 
 import json
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
+from models.batch import Batch
+from models.kv_cache import KVCache
+from models.prompt import PromptChunk
+from models.transformer import Transformer
 from scripts import bench_decode
 from scripts.read_bandwidth import READ_BYTES
 from scripts.reference import compare
@@ -29,6 +34,23 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     share = result["bytes_per_token"] * result["tok_s"] / (result["read_bandwidth_gb_s"] * 1e9)
     assert result["bandwidth_share"] == pytest.approx(share, rel=0.05, abs=1e-4)
     assert any(line.startswith("decode") and line.endswith("tok/s") for line in out)
+
+
+def test_every_run_prefills_its_whole_prompt(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefilled: list[int] = []
+    prefill = Transformer.prefill
+
+    def counted(
+        self: Transformer, cache: KVCache, batch: Batch, chunks: Sequence[PromptChunk]
+    ) -> None:
+        prefilled.append(sum(len(chunk.tokens) for chunk in chunks))
+        prefill(self, cache, batch, chunks)
+
+    monkeypatch.setattr(Transformer, "prefill", counted)
+    assert bench_decode.main([*ARGS, "--prompt", "150", "--warmup", "1", "--repeats", "2"]) == 0
+    assert prefilled.count(150) == 3
 
 
 def test_a_check_needs_what_it_compares_with(
