@@ -104,8 +104,10 @@ class Tiling(Protocol):
     def decode_attention(self, batch: int, kv_heads: int) -> DecodeTiles:
         """For one new token of each of `batch` sequences."""
 
-    def prefill_attention(self, tokens: int, page_size: int, sequences: int) -> PrefillTiles:
-        """For `tokens` new tokens of up to `sequences` sequences."""
+    def prefill_attention(
+        self, tokens: int, page_size: int, sequences: int, dim: int
+    ) -> PrefillTiles:
+        """For `tokens` new tokens of up to `sequences` sequences, heads of `dim`."""
 
     def recorded_prompt(self, count: int) -> int | None:
         """Size of the recorded prefill that takes `count` tokens, None where none does."""
@@ -142,7 +144,9 @@ class CpuTiling:
         # One page: more would be gathered, which copies them.
         return DecodeTiles(heads=1, pages=1, splits=1)
 
-    def prefill_attention(self, tokens: int, page_size: int, sequences: int) -> PrefillTiles:
+    def prefill_attention(
+        self, tokens: int, page_size: int, sequences: int, dim: int
+    ) -> PrefillTiles:
         if sequences > 1:
             # Every sequence with a token in a program meets all of its rows.
             return PrefillTiles(rows=min(tokens, 64), pages=1)
@@ -224,7 +228,9 @@ class CudaTiling:
             splits *= 2
         return DecodeTiles(heads=1, pages=1, splits=splits)
 
-    def prefill_attention(self, tokens: int, page_size: int, sequences: int) -> PrefillTiles:
+    def prefill_attention(
+        self, tokens: int, page_size: int, sequences: int, dim: int
+    ) -> PrefillTiles:
         return PrefillTiles(rows=64 if tokens <= 64 else 128, pages=1)
 
     def recorded_prompt(self, count: int) -> int | None:
@@ -311,6 +317,14 @@ class HopperTiling(CudaTiling):
         return _quickest(
             self.gate_up_costs, (1,), self.gate_up_bandwidth / 2, tokens, outputs, inputs
         )
+
+    def prefill_attention(
+        self, tokens: int, page_size: int, sequences: int, dim: int
+    ) -> PrefillTiles:
+        tiles = super().prefill_attention(tokens, page_size, sequences, dim)
+        # Heads that the schedule of attention takes: with 128 keys a step, the work between its
+        # products takes the least time a key.
+        return PrefillTiles(tiles.rows, max(1, 128 // page_size)) if dim in (64, 128) else tiles
 
 
 MULTIPROCESSORS = 132

@@ -367,7 +367,9 @@ class Transformer:
         self, cache: KVCache, number: int, scratch: Scratch, rows: Array, prompt: Prompt
     ) -> None:
         config = self.config
-        tiles = self._tiling.prefill_attention(scratch.size, cache.page_size, rows.shape[0])
+        tiles = self._tiling.prefill_attention(
+            scratch.size, cache.page_size, rows.shape[0], config.head_dim
+        )
         out = scratch.attended.reshape(scratch.q.shape)
         kernels.prefill_attention(
             out.partition(tiles.rows, 1, config.head_dim),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import tilert
 from models import kernels
-from models.tiling import ProductTiles, tiling
+from models.tiling import ProductTiles, tiling, tiling_of
 from scripts.kernel_cases import PEER, Case, Variant
 from tilert import Array, Device, Mut, Ref, bf16, f16, f32
 from tilert.language import exp
@@ -287,7 +287,8 @@ class Prefill(Work):
 
     def _ours(self, variant: Variant, i: int) -> Call:
         tokens, dim = self.case["tokens"], self.case["dim"]
-        tiles = tiling(self.memory.device.kind).prefill_attention(tokens, PAGE, 1)
+        device, dtype = self.memory.device, DTYPES[self.case.dtype]
+        tiles = tiling_of(device, dtype).prefill_attention(tokens, PAGE, 1, dim)
         y, q = self.outputs[i].ours, self._q[i].ours
         k, v = self._k[i].ours, self._v[i].ours
         return lambda: kernels.prefill_attention(

@@ -36,8 +36,9 @@ def pages_of(cache: Any, table: Any, row: Any, j: Any, first: Any, heads: Any) -
     if heads == 1:
         if j.size == 1:
             return cache[table[row, j.number], :, first, :]
-        return cache[table[row, j], :, first, :].reshape(-1, dim)
-    return cache[table[row, j], :, span(first, heads), :].reshape(-1, dim)
+        # A block may reach past the row: what is no page is 0, and not what page 0 holds.
+        return cache[table.load(row, j, fill=-1), :, first, :].reshape(-1, dim)
+    return cache[table.load(row, j, fill=-1), :, span(first, heads), :].reshape(-1, dim)
 
 
 @tilert.inline

@@ -4,9 +4,9 @@
 
 import tilert
 from models.kernels.decode_attention import TINY, pages_of
-from models.kernels.softmax import MASKED, UNSEEN, online, scores
+from models.kernels.softmax import MASKED, UNSEEN, online_raw
 from tilert import Const, Dyn, Mut, Ref, f32
-from tilert.language import full, iota, maximum, minimum, tiles, where, zeros
+from tilert.language import full, iota, maximum, minimum, mma, tiles, where, zeros
 
 __all__ = ["prefill_attention"]
 
@@ -53,13 +53,13 @@ def prefill_attention(
         own = (m.offsets >= begin) & (m.offsets < stop)
         # How many positions each token sees.
         seen = where(own, m.offsets + (past + 1), 0)
+        # How many all of them see.
+        common = where((begin <= m.start) & (stop == m.start + size), m.start + past + 1, 0)
         for j in tiles(table, axis=1, size=pages, stop=(past + stop - 1) // width + 1):
             ks = pages_of(k, table, row, j, head, 1)
-            x = where(
-                (iota(width) + j.number * width)[None, :] < seen[:, None],
-                scores(qs, ks, scale),
-                MASKED,
-            )
+            x = mma(qs, ks.T, zeros((size, width), f32))
+            if (j.number + 1) * width > common:
+                x = where((iota(width) + j.number * width)[None, :] < seen[:, None], x, MASKED)
             vs = pages_of(v, table, row, j, head, 1)
-            best, total, acc = online(x, vs, best, total, acc)
-    o.store((acc / maximum(total, TINY)[:, None]).reshape(o.shape))
+            best, total, acc = online_raw(x, vs, best, total, acc, scale)
+    o.store((acc * (1.0 / maximum(total, TINY))[:, None]).reshape(o.shape))

@@ -6,7 +6,7 @@ import tilert
 from tilert import f32
 from tilert.language import exp2, max, maximum, mma, sum, zeros
 
-__all__ = ["MASKED", "UNSEEN", "online", "scores"]
+__all__ = ["MASKED", "UNSEEN", "online", "online_raw", "scores"]
 
 LOG2_E = 1.4426950408889634
 MASKED = float("-inf")
@@ -29,6 +29,19 @@ def online(x: Any, v: Any, best: Any, total: Any, acc: Any) -> Any:
     top = maximum(best, max(x, axis=1))
     weights = exp2(x - top[:, None])
     fade = exp2(best - top)
+    total = total * fade + sum(weights, axis=1)
+    acc = mma(weights.to(v.dtype), v, acc * fade[:, None])
+    return top, total, acc
+
+
+@tilert.inline
+def online_raw(x: Any, v: Any, best: Any, total: Any, acc: Any, scale: Any) -> Any:
+    """As `online`, with scores and `best` before their scaling by `scale` > 0: that is one fused
+    multiply-add a score, where scaling it first would be another multiplication."""
+    unit = scale * LOG2_E
+    top = maximum(best, max(x, axis=1))
+    weights = exp2(x * unit - (top * unit)[:, None])
+    fade = exp2((best - top) * unit)
     total = total * fade + sum(weights, axis=1)
     acc = mma(weights.to(v.dtype), v, acc * fade[:, None])
     return top, total, acc

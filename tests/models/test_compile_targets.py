@@ -55,10 +55,15 @@ def test_qwen3_4b(arch: str) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("arch", "length", "products", "copies"),
-    [("sm_80", 40, "mma_step", "copy_async16"), ("sm_90a", 200, "wgmma_n", "copy_box(at")],
+    ("arch", "length", "products", "chained", "copies"),
+    [
+        ("sm_80", 40, "mma_step", "mma_step", "copy_async16"),
+        ("sm_90a", 200, "wgmma_n", "wgmma_left_n", "copy_box(at"),
+    ],
 )
-def test_expected_instructions(arch: str, length: int, products: str, copies: str) -> None:
+def test_expected_instructions(
+    arch: str, length: int, products: str, chained: str, copies: str
+) -> None:
     # head_dim 64, three query heads a KV head, a hidden size that is no power of two.
     device = serve(arch, "smollm2-135m", (1,), (length,))
     texts: dict[str, str] = {}
@@ -68,6 +73,6 @@ def test_expected_instructions(arch: str, length: int, products: str, copies: st
     for name in ("linear", "gate_up_silu"):
         assert products in texts[name], name
         assert copies in texts[name], name
-    for name in ("prefill_attention", "decode_attention_split"):
-        assert "mma_step" in texts[name], name
-        assert "copy_async16" in texts[name], name
+    assert chained in texts["prefill_attention"] and copies in texts["prefill_attention"]
+    assert "mma_step" in texts["decode_attention_split"]
+    assert "copy_async16" in texts["decode_attention_split"]

@@ -5,7 +5,7 @@ import pytest
 
 import tilert
 from models import kernels
-from models.tiling import DecodeTiles, tiling
+from models.tiling import DecodeTiles, tiling, tiling_of
 from tests.models.kernel_support import DTYPES, TOLERANCE, Floats, close, draw, poisoned, put
 from tilert import Array, Device, DType, UniqueIndex, f32
 
@@ -200,7 +200,7 @@ def check_prefill_attention(
 def test_prefill_attention(
     device: Device, dtype: DType, heads: tuple[int, int, int], start: int, count: int
 ) -> None:
-    own = tiling(device.kind).prefill_attention(count, PAGE, 1)
+    own = tiling_of(device, dtype).prefill_attention(count, PAGE, 1, heads[2])
     tiles = [(own.rows, own.pages), (16, 1)]
     check_prefill_attention(device, dtype, heads, [(0, start, count)], tiles)
 
@@ -226,7 +226,7 @@ def test_prefill_attention_of_several_sequences(
     chunks: list[tuple[int, int, int]],
 ) -> None:
     count = sum(chunk[2] for chunk in chunks) + padding[0]
-    own = tiling(device.kind).prefill_attention(count, PAGE, len(chunks))
+    own = tiling_of(device, dtype).prefill_attention(count, PAGE, len(chunks), heads[2])
     tiles = [(own.rows, own.pages), (16, 1), (32, 2)]
     check_prefill_attention(device, dtype, heads, chunks, tiles, padding)
 

@@ -22,7 +22,7 @@ from tilert import driver, ir
 from tilert.checks import Check, checks_of
 from tilert.codegen import generate
 from tilert.codegen.helpers import HELPERS
-from tilert.codegen.hopper import TEMPLATES
+from tilert.codegen.hopper import ATTENTION_TEMPLATES, TEMPLATES
 from tilert.codegen.prelude import PORTABLE, PRELUDE
 from tilert.cpu_device import CpuDevice, host_view
 from tilert.fault import RECORD, Faults, Watch
@@ -73,12 +73,19 @@ def build(arguments: list[str]) -> None:
 
 def host_text(text: str, function: ir.Function, threads: int) -> str:
     """The text of a kernel as a C++ file with a function `run(blocks, arguments...)`."""
-    body = text.replace(PRELUDE, "").replace(TEMPLATES, "")
+    body = text.replace(PRELUDE, "").replace(TEMPLATES, "").replace(ATTENTION_TEMPLATES, "")
     body = re.sub(r"DEV void copy_box\(.*?\n}?.*?\); \}\n", "", body, flags=re.DOTALL)
     body = re.sub(
         r"DEV void wgmma_n(\d+)\(float\* d, u64 a, u64 b, (\w+)\) \{.*?\)\); \}\n",
         r"DEV void wgmma_n\1(float* d, u64 a, u64 b, \2 t) {"
         r" emulator::product<\1>(d, a, b, t); }\n",
+        body,
+        flags=re.DOTALL,
+    )
+    body = re.sub(
+        r"DEV void wgmma_left_n(\d+)\(float\* d, const u32\* a, u64 b, (\w+)\) \{.*?\)\); \}\n",
+        r"DEV void wgmma_left_n\1(float* d, const u32* a, u64 b, \2 t) {"
+        r" emulator::product_left<\1, ACROSS>(d, a, b, KEEP, t); }\n",
         body,
         flags=re.DOTALL,
     )

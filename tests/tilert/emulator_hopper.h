@@ -2,6 +2,7 @@
 // here, in the ways that show mistakes: a copy lands in two parts, each later by some turns of other
 // threads; until then its target holds NaN. A product reads its operands where it is issued and again
 // where it is waited for, and they must be the same; until then its sums are NaN.
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -43,6 +44,8 @@ Map decoded(const tensor_map* packed) {
   }
   return m;
 }
+// Turns until a part lands: now and then many.
+int delay() { return (int)(draw() % (3 * threads)) << (draw() % 8 ? 0 : 4); }
 u32 swizzled(u32 at) { return at ^ (at >> 7 & 7) << 4; }
 int rows_of(const Map& m) { int n = 1; for (int i = 1; i < m.axes; ++i) n *= m.box[i]; return n; }
 
@@ -71,8 +74,7 @@ void land(const Part& p) {
 
 // -- products ----------------------------------------------------------------------------------
 
-struct Product { float* d; int n; std::vector<double> (*terms)(u64, u64); u64 a, b;
-                 std::vector<double> issued; };
+struct Product { float* d; int n; std::function<std::vector<double>()> terms; std::vector<double> issued; };
 typedef std::vector<Product> Group;
 bool begun[MOST];
 Group open[MOST];
@@ -99,18 +101,58 @@ template <int N, class T> std::vector<double> terms(u64 a, u64 b) {
   }
   return found;
 }
-template <int N, class T> void product(float* d, u64 a, u64 b, T) {
+void begin_product(float* d, int n, bool keep, std::function<std::vector<double>()> terms,
+                   std::initializer_list<u64> descriptors) {
   const int me = threadIdx.x;
   if (!begun[me]) fail("a product without wgmma.fence");
-  for (u64 x : {a, b})
+  for (u64 x : descriptors)
     if (x >> 62 != 1 || (x >> 49 & 7)) fail("an operand without the swizzle of 128 bytes");
-  if (!sums[me].count(d)) sums[me][d].assign(d, d + N / 2);
-  std::fill(d, d + N / 2, NAN);
-  open[me].push_back({d, N, terms<N, T>, a, b, terms<N, T>(a, b)});
+  if (!sums[me].count(d)) sums[me][d].assign(d, d + n / 2);
+  if (!keep) sums[me][d].assign(n / 2, 0);
+  std::fill(d, d + n / 2, NAN);
+  open[me].push_back({d, n, terms, terms()});
+}
+template <int N, class T> void product(float* d, u64 a, u64 b, T) {
+  begin_product(d, N, true, [=] { return terms<N, T>(a, b); }, {a, b});
+}
+// Of an operand whose rows run along k.
+template <class T> double element_across(u64 descriptor, int column, int k) {
+  const u32 start = (descriptor & 0x3fff) << 4;
+  const u32 beside = (descriptor >> 16 & 0x3fff) << 4, eight = (descriptor >> 32 & 0x3fff) << 4;
+  T v;
+  const u32 row = k / 8 * eight + k % 8 * 128;
+  std::memcpy(&v, smem + swizzled(start + column / 64 * beside + row + column % 64 * 2), 2);
+  return f32_of(v);
+}
+// With the left operand in registers, of which four lanes together hold two rows.
+template <int N, bool ACROSS, class T> void product_left(float* d, const u32* a, u64 b, bool keep, T) {
+  const int me = threadIdx.x, quad = me - me % 4, lane = me % 4;
+  for (int i = 0; i < 4; ++i) slots[me][i] = a[i];
+  meet_warp();
+  std::vector<double> left(32);
+  for (int h = 0; h < 2; ++h)
+    for (int k = 0; k < 16; ++k) {
+      const T v{(u16)(slots[quad + k % 8 / 2][h + k / 8 * 2] >> 16 * (k % 2))};
+      left[16 * h + k] = f32_of(v);
+    }
+  const std::vector<u32> held(a, a + 4);
+  meet_warp();
+  begin_product(d, N, keep, [=] {
+    if (!std::equal(held.begin(), held.end(), a)) fail("a register changed while a product read it");
+    std::vector<double> found(N / 2);
+    for (int j = 0; j < N / 8; ++j)
+      for (int c = 0; c < 2; ++c)
+        for (int k = 0; k < 16; ++k) {
+          const int column = j * 8 + lane * 2 + c;
+          const double right = ACROSS ? element_across<T>(b, column, k) : element<T>(b, column, k);
+          for (int h = 0; h < 2; ++h) found[j * 4 + h * 2 + c] += left[16 * h + k] * right;
+        }
+    return found;
+  }, {b});
 }
 void complete(const Product& p) {
   const int me = threadIdx.x;
-  const std::vector<double> now = p.terms(p.a, p.b);
+  const std::vector<double> now = p.terms();
   if (std::memcmp(now.data(), p.issued.data(), now.size() * sizeof(double)))
     fail("an operand of a product changed while it was read");
   std::vector<float>& total = sums[me][p.d];
@@ -181,11 +223,11 @@ template <class... C> DEV void copy_box(u32 to, const tensor_map* map, u32 barri
   if (m.box[0] * m.size != 128 || to % 1024) fail("a box that is not in the swizzle's place");
   const int rows = rows_of(m), cut = draw() % (rows + 1);
   for (int row = 0; row < rows; ++row) std::memset(smem + to + row * 128, 0xff, 128);
-  Part part{m, to, barrier, {given...}, 0, cut, (int)(draw() % (3 * threads))};
+  Part part{m, to, barrier, {given...}, 0, cut, delay()};
   parts.push_back(part);
   part.row = cut;
   part.end = rows;
-  part.wait = draw() % (3 * threads);
+  part.wait = delay();
   parts.push_back(part); }
 DEV void wgmma_begin() { emulator::begun[threadIdx.x] = true; }
 DEV void wgmma_commit() {
@@ -209,3 +251,29 @@ template <int N> DEV void wgmma_wait() {
   }
   meet_warp(); }
 template <int N> DEV void wgmma_sums(float*) {}
+
+// -- attention ---------------------------------------------------------------------------------
+
+DEV void take_turn(int group, int threads) { emulator::meet(2 + group, threads); }
+DEV void pass_turn(int group, int threads) {
+  using namespace emulator;
+  Meeting& meeting = meetings[2 + group];
+  if (meeting.arrived && meeting.count != threads) fail("threads disagree on who meets at a barrier");
+  meeting.count = threads;
+  if (++meeting.arrived < threads) return;
+  meeting.arrived = 0;
+  for (int t = 0; t < emulator::threads; ++t)
+    if (state[t] == AT_BARRIER && place[t] == 2 + (u32)group) state[t] = READY; }
+DEV bool any_lane(bool v) {
+  using namespace emulator;
+  slots[threadIdx.x][0] = v;
+  meet_warp();
+  const int warp = threadIdx.x - threadIdx.x % 32;
+  bool any = false;
+  for (int i = 0; i < 32; ++i) any |= slots[warp + i][0];
+  meet_warp();
+  return any; }
+DEV float quick_exp2(float v) {
+  const float r = std::exp2(v); return r < 0x1p-126f ? 0.0f : r; }
+template <class T> DEV u32 pack_floats(float a, float b, T) {
+  return pack(to<T>::from(a), to<T>::from(b)); }

@@ -407,6 +407,8 @@ def test_checks_change_no_value(function: Callable[..., None], arguments: dict[s
 def test_ordinary_kernels_have_no_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """And so a checked kernel has another text, which is what compiled kernels are kept by."""
     monkeypatch.setattr("tilert.nvrtc.resources", lambda *_: None)
+    # Checked kernels have the first schedule alone.
+    monkeypatch.setenv("TILERT_SCHEDULES", "none")
 
     def texts(check: Check) -> list[str]:
         device = TargetDevice("sm_90a", check)

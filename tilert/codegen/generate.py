@@ -4,12 +4,14 @@ from dataclasses import dataclass
 
 from tilert.checks import Checks
 from tilert.codegen import bounds
+from tilert.codegen.attention import Attention, write_attention
+from tilert.codegen.attention_form import find_form
 from tilert.codegen.debug import without_debugging
 from tilert.codegen.emit import Emitter, c_name, c_type
 from tilert.codegen.grid import coordinates, grid_extents
 from tilert.codegen.helpers import with_needed
 from tilert.codegen.lower import clone, lower, sink_past
-from tilert.codegen.pipelined import write_pipelined
+from tilert.codegen.pipelined import Pipelined, write_pipelined
 from tilert.codegen.plan import choose_threads, make_plan
 from tilert.codegen.prelude import PRELUDE
 from tilert.codegen.ring import find_ring
@@ -88,16 +90,20 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
 
 
 def _pipelined(function: Function) -> CudaSource | None:
-    """Under the pipelined schedule, where the function is one for it."""
+    """Under the pipelined schedule or that of attention, where the function is one for it."""
     ring = find_ring(function)
-    if ring is None:
-        return None
-    sink_past(function, ring.loop)
-    written = write_pipelined(function, ring)
+    form = find_form(function) if ring is None else None
+    written: Pipelined | Attention | None = None
+    maps: tuple[TensorMap, ...] = ()
+    if ring is not None:
+        sink_past(function, ring.loop)
+        written, maps = write_pipelined(function, ring), tuple(ring.maps)
+    elif form is not None:
+        written, maps = write_attention(form), tuple(form.maps)
     if written is None:
         return None
     entry = f"{function.name}_kernel"
-    head = [f"const __grid_constant__ tensor_map map{i}" for i in range(len(ring.maps))]
+    head = [f"const __grid_constant__ tensor_map map{i}" for i in range(len(maps))]
     lines = [
         PRELUDE,
         *with_needed(written.consumer.helpers | _types(function)),
@@ -110,7 +116,6 @@ def _pipelined(function: Function) -> CudaSource | None:
         "",
     ]
     text = "\n".join(lines)
-    maps = tuple(ring.maps)
     return CudaSource(text, entry, written.threads, written.shared_bytes, None, maps, walks=True)
 
 

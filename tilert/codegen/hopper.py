@@ -1,10 +1,19 @@
 """Device code of the sm_90a schedules: barriers with phases, copies of boxes, warpgroup products.
 
-PTX instructions are those of the PTX ISA: mbarrier, cp.async.bulk.tensor, wgmma, setmaxnreg.
+PTX instructions are those of the PTX ISA: mbarrier, cp.async.bulk.tensor, wgmma, setmaxnreg, bar,
+ex2, cvt.
 Addresses of shared memory are 32 bits, as `shared_address` gives them.
 """
 
-__all__ = ["PORTABLE_TEMPLATES", "TEMPLATES", "copy_box", "wgmma"]
+__all__ = [
+    "ATTENTION_TEMPLATES",
+    "PORTABLE_ATTENTION",
+    "PORTABLE_TEMPLATES",
+    "TEMPLATES",
+    "copy_box",
+    "wgmma",
+    "wgmma_left",
+]
 
 PORTABLE_TEMPLATES = r"""// Coordinates beyond any array stay beyond it.
 DEV int coordinate(i64 v) {
@@ -72,6 +81,31 @@ template <int N> DEV void wgmma_sums(float* d) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i]) :: "memory"); }
 """
 
+PORTABLE_ATTENTION = r"""
+// As `descriptor` for an operand whose rows run along k, 64 columns of 128 bytes beside each other
+// and the next 64 a block of bytes further on. The next 16 rows are 128 further on.
+DEV u64 descriptor_across(u32 at, u32 block) {
+  return (u64)(at >> 4 & 0x3fffu) | (u64)(block >> 4) << 16 | (u64)(1024 >> 4) << 32
+    | (u64)1 << 62; }
+"""
+"""What attention has besides, in plain C++."""
+
+ATTENTION_TEMPLATES = r"""
+// Warpgroups take turns: what of them waits for its turn, and what of them passes it on.
+DEV void take_turn(int group, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(2 + group), "r"(threads) : "memory"); }
+DEV void pass_turn(int group, int threads) {
+  asm volatile("bar.arrive %0, %1;" :: "r"(2 + group), "r"(threads) : "memory"); }
+DEV bool any_lane(bool v) { return __any_sync(~0u, v); }
+// Of which what is below the least normal number is 0.
+DEV float quick_exp2(float v) {
+  float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v)); return r; }
+DEV u32 pack_floats(float a, float b, bf16) {
+  u32 r; asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a)); return r; }
+DEV u32 pack_floats(float a, float b, f16) {
+  u32 r; asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a)); return r; }
+"""
+
 
 def copy_box(axes: int) -> str:
     """C++ of `copy_box`: start the copy of a box to shared memory; coordinates innermost first."""
@@ -103,4 +137,24 @@ DEV void wgmma_n{n}(float* d, u64 a, u64 b, {ctype}) {{
     " %{count}, %{count + 1}, 1, 1, 1, 0, 0;"
     : {values}
     : "l"(a), "l"(b)); }}
+"""
+
+
+def wgmma_left(n: int, ctype: str) -> str:
+    """C++ of `wgmma_left_nN`: d (64 x n, f32) = a (64 x 16) @ b + d, by one warpgroup.
+
+    a lies in registers, as the sums of 16 columns do, in pairs. b is a descriptor, of (n x 16).T
+    or, ACROSS, of 16 x n. KEEP: whether d is added, or not looked at.
+    """
+    count = n // 2
+    sums = ", ".join(f"%{i}" for i in range(count))
+    left = ", ".join(f"%{count + i}" for i in range(4))
+    values = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    return f"""
+template <int KEEP, int ACROSS> DEV void wgmma_left_n{n}(float* d, const u32* a, u64 b, {ctype}) {{
+  asm volatile("wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ctype}.{ctype}"
+    " {{{sums}}},"
+    " {{{left}}}, %{count + 4}, %{count + 5}, 1, 1, %{count + 6};"
+    : {values}
+    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(KEEP), "n"(ACROSS)); }}
 """

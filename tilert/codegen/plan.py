@@ -155,7 +155,7 @@ def _prefer_rows(function: Function, plan: Plan) -> None:
     products = [op for op in walk(function.body) if op.name == "mma"]
     warps = plan.threads // 32
     for op in products:
-        if _feeds_mma(op.result, uses(function.body)) and op.result.shape[0] >= 16 * warps:
+        if _feeds_mma(op.result, function) and op.result.shape[0] >= 16 * warps:
             plan.warps[op] = (warps, 1)
     if any(w == (warps, 1) for w in plan.warps.values()):
         for op in products:
@@ -163,7 +163,9 @@ def _prefer_rows(function: Function, plan: Plan) -> None:
                 plan.warps[op] = (warps, 1)
 
 
-def _feeds_mma(value: Value, readers: dict[Value, list[Op]]) -> bool:
+def _feeds_mma(value: Value, function: Function) -> bool:
+    readers = uses(function.body)
+    branches = {r.ops[-1]: op for op in walk(function.body) if op.name == "if" for r in op.regions}
     seen: set[Value] = set()
     todo = [value]
     while todo:
@@ -176,6 +178,9 @@ def _feeds_mma(value: Value, readers: dict[Value, list[Op]]) -> bool:
                 return True
             if op.name in ELEMENTWISE:
                 todo += op.results
+            elif op in branches:
+                pairs = zip(op.args, branches[op].results, strict=True)
+                todo += [r for a, r in pairs if a is v]
     return False
 
 
