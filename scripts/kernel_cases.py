@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["GROUPS", "PEER", "Case", "Variant", "case_of", "cases", "variant_of"]
+__all__ = ["GROUPS", "NONE", "PEER", "Case", "Variant", "case_of", "cases", "variant_of"]
 
 PEER = "peer"
 
@@ -69,7 +69,7 @@ class Variant:
     """One way to run a case.
 
     Attributes:
-        name: `PEER`, or how ours is compiled.
+        name: `PEER`, "ours" as the engine runs it, or "plain" without schedules of one target.
         schedules: what TILERT_SCHEDULES is.
         tile: tile sizes, where they are not those of `models.tiling`.
     """
@@ -79,8 +79,11 @@ class Variant:
     tile: tuple[int, ...] = ()
 
 
+NONE = "none"
+"""For `Variant.schedules`: the schedule of every target alone."""
 _PEER = Variant(PEER)
-_PLAIN = Variant("plain")
+_OURS = Variant("ours")
+_PLAIN = Variant("plain", NONE)
 
 
 def _product(group: str, name: str, m: int, n: int, k: int) -> Case:
@@ -152,15 +155,13 @@ GROUPS = {
     "decode": _decode,
 }
 
-_GEMM_TILES = ((128, 256, 64), (128, 128, 64), (256, 128, 64))
+_SCHEDULED = ("gemm", "skinny", "prefill")
+"""What has schedules of single targets."""
 
 
 def cases(group: str) -> list[tuple[Case, list[Variant]]]:
     """The cases of a group, each with its variants: the peer, then ours."""
-    pipelined = [
-        Variant(f"pipelined {m}x{n}x{k}", "pipelined", (m, n, k)) for m, n, k in _GEMM_TILES
-    ]
-    ours = {"gemm": [_PLAIN, *pipelined]}.get(group, [_PLAIN])
+    ours = [_OURS, _PLAIN] if group in _SCHEDULED else [_OURS]
     return [(case, [_PEER, *ours]) for case in GROUPS[group]()]
 
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 import tilert
 from models import kernels
-from models.tiling import ProductTiles, tiling, tiling_of
-from scripts.kernel_cases import PEER, Case, Variant
+from models.tiling import ProductTiles, Tiling, tiling, tiling_of
+from scripts.kernel_cases import NONE, PEER, Case, Variant
 from tilert import Array, Device, Mut, Ref, bf16, f16, f32
 from tilert.language import exp
 
@@ -129,7 +129,17 @@ class Work:
 
     def call(self, variant: Variant, i: int) -> Call:
         """A call that enqueues the variant on set `i`."""
+        # An array repeats the launches that it has had, also those of another variant.
+        ours = self.outputs[i].ours
+        self.outputs[i].ours = ours.reshape(*ours.shape)
         return self._theirs(i) if variant.name == PEER else self._ours(variant, i)
+
+    def tiling(self, variant: Variant) -> Tiling:
+        """The tile sizes of the engine, with the variant's schedules."""
+        device = self.memory.device
+        if variant.schedules == NONE:
+            return tiling(device.kind)
+        return tiling_of(device, DTYPES[self.case.dtype])
 
     def _ours(self, variant: Variant, i: int) -> Call:
         raise NotImplementedError
@@ -163,9 +173,7 @@ class Product(Work):
     def _ours(self, variant: Variant, i: int) -> Call:
         m, n, k = self.case["m"], self.case["n"], self.case["k"]
         tiles = (
-            ProductTiles(*variant.tile)
-            if variant.tile
-            else tiling(self.memory.device.kind).product(m, n, k)
+            ProductTiles(*variant.tile) if variant.tile else self.tiling(variant).product(m, n, k)
         )
         y, x, w = self.outputs[i].ours, self._x[i].ours, self._w[i].ours
         if tiles.shares == 1:
@@ -287,8 +295,7 @@ class Prefill(Work):
 
     def _ours(self, variant: Variant, i: int) -> Call:
         tokens, dim = self.case["tokens"], self.case["dim"]
-        device, dtype = self.memory.device, DTYPES[self.case.dtype]
-        tiles = tiling_of(device, dtype).prefill_attention(tokens, PAGE, 1, dim)
+        tiles = self.tiling(variant).prefill_attention(tokens, PAGE, 1, dim)
         y, q = self.outputs[i].ours, self._q[i].ours
         k, v = self._k[i].ours, self._v[i].ours
         return lambda: kernels.prefill_attention(
@@ -350,7 +357,7 @@ class Decode(Work):
     def _ours(self, variant: Variant, i: int) -> Call:
         case, device = self.case, self.memory.device
         batch, heads, dim = case["batch"], case["heads"], case["dim"]
-        tiles = tiling(device.kind).decode_attention(batch, case["kv_heads"])
+        tiles = self.tiling(variant).decode_attention(batch, case["kv_heads"])
         group = heads // case["kv_heads"] * tiles.heads
         inputs = (self._q[i].ours, self._k[i].ours, self._v[i].ours, self._table, self._rows,
                   self._positions)  # fmt: skip

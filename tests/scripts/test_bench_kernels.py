@@ -23,6 +23,8 @@ from scripts.kernel_cases import (
     variant_of,
 )
 from scripts.kernel_report import ceilings, plot, rows, summary, table
+from scripts.kernel_work import Memory, switch, work_of
+from tilert.target_device import TargetDevice
 
 GEMM = Case("gemm", "square", (("m", 4), ("n", 8), ("k", 16)))
 
@@ -159,6 +161,22 @@ def test_ours_on_the_cpu(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ours["error"] < 2e-2, ours
     assert len(ours["times"]) == bench_kernels.REPLAYS
     assert theirs["failed"] == "RuntimeError: torch is not installed"
+
+
+def test_each_variant_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one whose tiles and arrays are those of the variant before."""
+    monkeypatch.setenv("TILERT_SCHEDULES", "none")
+    device = TargetDevice("sm_90a")
+    case = Case("gemm", "small", (("m", 128), ("n", 128), ("k", 128)))
+    work = work_of(Memory(device, None), case, 1)
+    texts = []
+    for schedules in ("none", "pipelined", "none"):
+        variant = Variant(schedules, schedules, (128, 128, 64))
+        switch(device, variant)
+        work.call(variant, 0)()
+        texts.append(device.kernels[-1].text)
+    assert texts[0] == texts[2] != texts[1]
+    assert "copy_box(at" in texts[1]
 
 
 FAKE = """
