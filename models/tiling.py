@@ -8,7 +8,7 @@ the GPU.
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tilert import Device, DType, bf16, f16
 
@@ -20,11 +20,15 @@ __all__ = [
     "HopperTiling",
     "PrefillTiles",
     "ProductTiles",
+    "ProductTime",
     "SampleTiles",
+    "TileCost",
     "Tiling",
     "chunks_of",
+    "quickest",
     "tiling",
     "tiling_of",
+    "time_of",
 ]
 
 
@@ -284,9 +288,9 @@ class HopperTiling(CudaTiling):
         TileCost(128, 192, 64, 1.42, 0.522),
         TileCost(128, 256, 64, 1.10, 0.707),
     )
-    """Fitted to an H200's times at 4 to 8192 tokens of the projections of Qwen3 0.6B, 4B and 32B,
-    every tile's with outputs checked (docs/benchmarks/README.md): the choices take 3 % longer than
-    the best tile of each shape, on average."""
+    """Fitted to an H200's times at 4 to 8192 tokens of the projections of Qwen3 0.6B, 4B and 32B
+    (`scripts/tune_products.py`, docs/benchmarks/README.md): the choices take 3 % longer than the
+    best tile of each shape, on average."""
 
     gate_up_costs: tuple[TileCost, ...] = (
         TileCost(64, 32, 64, 0.0, 0.315),
@@ -308,13 +312,13 @@ class HopperTiling(CudaTiling):
     def product(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
         if tokens <= self.few_tokens:
             return super().product(tokens, outputs, inputs)
-        return _quickest(self.product_costs, (1, 2, 4, 8), self.bandwidth, tokens, outputs, inputs)
+        return quickest(self.product_costs, (1, 2, 4, 8), self.bandwidth, tokens, outputs, inputs)
 
     def gate_up(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
         if tokens <= self.few_tokens:
             return super().gate_up(tokens, outputs, inputs)
         # Twice the weights, as if memory had half the bandwidth.
-        return _quickest(
+        return quickest(
             self.gate_up_costs, (1,), self.gate_up_bandwidth / 2, tokens, outputs, inputs
         )
 
@@ -334,8 +338,24 @@ EXPOSED = 0.1
 """Share of the shorter of copies and products that the longer one does not hide."""
 
 
+class ProductTime(NamedTuple):
+    """Microseconds of products, as if their operands were there, and of adding up their shares."""
+
+    products: float
+    sums: float
+
+
+def time_of(tile: TileCost, shares: int, tokens: int, outputs: int, inputs: int) -> ProductTime:
+    """How long a product takes by its cost."""
+    programs = -(-tokens // tile.rows) * -(-outputs // tile.columns) * shares
+    waves, steps = -(-programs // MULTIPROCESSORS), -(-inputs // tile.depth)
+    products = waves * (tile.wave + tile.step * -(-steps // shares))
+    sums = LAUNCH + 8 * shares * tokens * outputs / SHARE_BANDWIDTH if shares > 1 else 0.0
+    return ProductTime(products, sums)
+
+
 @functools.lru_cache(maxsize=4096)
-def _quickest(
+def quickest(
     costs: tuple[TileCost, ...],
     shares: tuple[int, ...],
     bandwidth: float,
@@ -350,11 +370,7 @@ def _quickest(
     memory = 2 * (tokens * (inputs + outputs) + outputs * inputs) / bandwidth
 
     def time(choice: tuple[TileCost, int]) -> float:
-        tile, count = choice
-        programs = -(-tokens // tile.rows) * -(-outputs // tile.columns) * count
-        waves, steps = -(-programs // MULTIPROCESSORS), -(-inputs // tile.depth)
-        products = waves * (tile.wave + tile.step * -(-steps // count))
-        sums = LAUNCH + 8 * count * tokens * outputs / SHARE_BANDWIDTH if count > 1 else 0.0
+        products, sums = time_of(*choice, tokens, outputs, inputs)
         return sums + max(products, memory) + EXPOSED * min(products, memory)
 
     # Rows past the last token are work for nothing.
