@@ -45,10 +45,26 @@ def oracle_problem() -> str | None:
 
 
 PROBLEMS = {"gpu": gpu_problem, "oracle": oracle_problem}
+LONGEST = (
+    "tests/tilert/test_codegen.py",
+    "tests/oracle/test_live.py",
+    "tests/models/test_compile_targets.py",
+    "tests/tilert/test_codegen_attention.py",
+    "tests/tilert/test_codegen_pipelined.py",
+    "tests/models/test_kernels_pipelined.py",
+    "tests/models/test_emulated.py",
+)
+"""Files that take a minute and more come first: last, one process would wait for them alone."""
+
+
+def _rank(item: pytest.Item) -> int:
+    file = item.nodeid.split("::")[0]
+    return LONGEST.index(file) if file in LONGEST else len(LONGEST)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests whose device or oracle is not here, saying which and why."""
+    """Order the files, and skip the tests whose device or oracle is not here, saying why."""
+    items.sort(key=_rank)
     for marker, problem in PROBLEMS.items():
         marked = [item for item in items if item.get_closest_marker(marker) is not None]
         reason = problem() if marked else None

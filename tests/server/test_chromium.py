@@ -14,6 +14,7 @@ from tests.server.browser import CHROMIUM, Browser, Tab
 from tests.server.fakes import FakeEngine, Live, live, wait_for
 
 pytestmark = [
+    pytest.mark.alone,
     pytest.mark.slow,
     pytest.mark.timeout(400),
     pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on the PATH"),

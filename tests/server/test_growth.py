@@ -99,6 +99,7 @@ ACTS: dict[str, Act] = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ACTS)
 def test_nothing_is_left_of_requests(real: Live[grout.Engine], name: str) -> None:

@@ -95,6 +95,7 @@ def test_what_takes_memory_once_is_met_before(
     assert set(real.engine.runner._lanes) == {1, 2, 4, 8}
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("trace", [False, True])
