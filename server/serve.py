@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from server.console import say
+from server.console import drop_unwritten, say
 from server.exceptions import CommandError
 from server.http_server import HttpServer
 from server.opening import close_engine, open_engine
@@ -48,6 +48,7 @@ def serve(options: argparse.Namespace) -> int:
             say("stopped", sys.stdout)
         finally:
             close_engine(engine)
+            drop_unwritten()
     return 0
 
 

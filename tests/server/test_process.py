@@ -78,8 +78,13 @@ def test_sigterm_waits_no_longer_than_told() -> None:
     assert '"path"' not in err
 
 
+@pytest.mark.parametrize("buffered", [False, True])
 @pytest.mark.parametrize("both", [False, True])
-def test_a_full_disk_for_what_the_server_says(both: bool) -> None:
+def test_a_full_disk_for_what_the_server_says(
+    both: bool, buffered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An empty value is none.
+    monkeypatch.setenv("PYTHONUNBUFFERED", "" if buffered else "1")
     port = free_port()
     flags = ["--port", str(port), "--log-requests", "text"]
     with open("/dev/full", "w") as full:
