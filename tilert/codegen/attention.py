@@ -26,10 +26,11 @@ from tilert.codegen.hopper import (
 from tilert.codegen.layout import wgmma_accumulator
 from tilert.codegen.lower import uses
 from tilert.codegen.movement import combine
+from tilert.codegen.pipelined import copy_tile
 from tilert.codegen.plan import Plan, make_group_plan
 from tilert.codegen.ring import COLUMNS, GROUP
 from tilert.dtypes import f32
-from tilert.ir import Access, Function, Op, Value
+from tilert.ir import Function, Op, Value
 from tilert.tensor_map import ROW_BYTES
 
 __all__ = ["Attention", "write_attention"]
@@ -197,23 +198,10 @@ def _produce(e: Emitter, form: Form, stages: int) -> None:
 
 
 def _copy(e: Emitter, side: Side, name: str) -> None:
+    block = side.rows * ROW_BYTES
     for number, load in enumerate(side.loads):
-        access: tuple[Access, ...] = load.attrs["access"]
-        places = [_first(e, load, a) for a in access]
-        below = number * side.rows // len(side.loads) * ROW_BYTES
-        for column in range(0, side.cols, COLUMNS):
-            offset = side.offset + column // COLUMNS * side.rows * ROW_BYTES + below
-            at = [*places[:-1], f"{places[-1]} + {column}" if column else places[-1]]
-            given = ", ".join(reversed([f"coordinate({p})" for p in at]))
-            e.line(f"copy_box(at + {offset}, &map{side.map}, {name}_full + 8 * stage, {given});")
-
-
-def _first(e: Emitter, load: Op, access: Access) -> str:
-    """C++ of the first element's index, wide enough not to wrap."""
-    if access.kind == "full":
-        return "0"
-    index = f"(i64){e.names[load.args[access.arg]]}"
-    return f"{index} * {access.size}" if access.kind == "block" else index
+        offset = side.offset + number * side.rows // len(side.loads) * ROW_BYTES
+        copy_tile(e, load, side.cols, side.map, offset, block, f"{name}_full")
 
 
 # -- the consumers ---------------------------------------------------------------------------

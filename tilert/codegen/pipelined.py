@@ -19,7 +19,7 @@ from tilert.codegen.ring import COLUMNS, GROUP, GROUP_ROWS, Box, Ring, scalars
 from tilert.ir import Access, Function, Op, Value
 from tilert.tensor_map import ROW_BYTES
 
-__all__ = ["Pipelined", "write_pipelined"]
+__all__ = ["Pipelined", "copy_tile", "write_pipelined"]
 
 SHARED_BYTES = 227 * 1024
 """Shared memory of a block of sm_90."""
@@ -186,18 +186,28 @@ def _produce(e: Emitter, function: Function, ring: Ring, stages: int) -> None:
         e.line(f"barrier_expect(full + 8 * stage, {ring.stage_bytes});")
         e.line(f"const u32 at = ring + stage * {ring.stage_bytes};")
         for box in ring.boxes.values():
-            _copy(e, box)
+            copy_tile(e, box.load, box.cols, box.map, box.offset, box.rows * ROW_BYTES, "full")
         _turn_over(e, stages)
 
 
-def _copy(e: Emitter, box: Box) -> None:
-    access: tuple[Access, ...] = box.load.attrs["access"]
-    places = [_first(e, box.load, a) for a in access]
-    for column in range(0, box.cols, COLUMNS):
-        offset = box.offset + column // COLUMNS * box.rows * ROW_BYTES
+def copy_tile(
+    e: Emitter, load: Op, cols: int, map: int, offset: int, block: int, full: str
+) -> None:
+    """Write the copies of a tile, a box of `COLUMNS` columns each.
+
+    Args:
+        map: number of the tensor map.
+        offset: of the tile's first byte within a stage.
+        block: bytes from one box to the next.
+        full: name of the barriers that count what has come.
+    """
+    access: tuple[Access, ...] = load.attrs["access"]
+    places = [_first(e, load, a) for a in access]
+    for column in range(0, cols, COLUMNS):
+        to = offset + column // COLUMNS * block
         at = [*places[:-1], f"{places[-1]} + {column}" if column else places[-1]]
         given = ", ".join(reversed([f"coordinate({p})" for p in at]))
-        e.line(f"copy_box(at + {offset}, &map{box.map}, full + 8 * stage, {given});")
+        e.line(f"copy_box(at + {to}, &map{map}, {full} + 8 * stage, {given});")
 
 
 def _first(e: Emitter, load: Op, access: Access) -> str:
