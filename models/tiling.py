@@ -178,8 +178,13 @@ class CudaTiling:
     gemv_tokens = 2
     """Up to this many tokens a projection is a matrix-vector product bound by reading weights."""
 
-    prompts: tuple[int, ...] = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-    """Sizes of recorded prefills: at most a third of one is padding."""
+    prompts: tuple[int, ...] = (
+        *(16, 32, 48, 64, 96, 128, 192, 256, 384, 512),
+        *(640, 768, 896, 1024, 1280, 1536, 1792, 2048),
+        *(2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192),
+    )
+    """Sizes of recorded prefills, of which those up to a chunk are made: at most a third of a short
+    one is padding, and a fifth of a long one."""
 
     multiprocessors = 132
     programs = 264
@@ -238,8 +243,7 @@ class CudaTiling:
         return PrefillTiles(rows=64 if tokens <= 64 else 128, pages=1)
 
     def recorded_prompt(self, count: int) -> int | None:
-        # Short prompts are bound by launching their ops, long ones by arithmetic: there padding
-        # would cost more than a recording saves.
+        # At 1024 tokens the ops of a layer still take longer to launch than to run.
         return next((size for size in self.prompts if size >= count), None)
 
     def padded_prompt(self, count: int) -> int:
