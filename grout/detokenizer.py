@@ -19,18 +19,26 @@ class StopScanner:
         self._held = ""
         self.stopped = False
 
-    def push(self, text: str) -> str:
-        """Text that is certain to be part of the reply; "" once stopped."""
+    def push(self, text: str, *, stops: bool = True) -> str:
+        """Text that is certain to be part of the reply; "" once stopped.
+
+        stops: whether a stop text that ends in `text` is one; otherwise it is passed on.
+        """
         if self.stopped:
             return ""
+        before = len(self._held)
         text = self._held + text
-        matches = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if matches:
+        if stops and (end := self._first(text, before)):
             self.stopped, self._held = True, ""
-            return text[: min(matches)[1]]
+            return text[: end[1]]
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+    def _first(self, text: str, before: int) -> tuple[int, int] | tuple[()]:
+        """End and start of the stop text that wins among those that end after `before`, or ()."""
+        starts = [(stop, text.find(stop, max(0, before - len(stop) + 1))) for stop in self._stops]
+        return min(((at + len(stop), at) for stop, at in starts if at >= 0), default=())
 
     def flush(self) -> str:
         """The text held back, when no more will come."""
@@ -62,8 +70,11 @@ class Detokenizer:
         self._scanner = StopScanner(stops) if stops else None
         self.stopped = False
 
-    def push(self, token: int) -> str:
-        """The text that `token` makes certain, which may be ""."""
+    def push(self, token: int, *, stops: bool = True) -> str:
+        """The text that `token` makes certain, which may be "".
+
+        stops: whether it may complete a stop text.
+        """
         if token in self._hidden:
             return ""
         data = self._token_bytes(token)
@@ -71,7 +82,7 @@ class Detokenizer:
             data = self._begun + data
         text, size = utf_8_decode(data, "replace", False)
         self._begun = data[size:]
-        return text if self._scanner is None else self._scan(self._scanner, text)
+        return text if self._scanner is None else self._scan(self._scanner, text, stops)
 
     def flush(self) -> str:
         """The rest of the text, when no more tokens will come."""
@@ -86,8 +97,8 @@ class Detokenizer:
         raw = b"".join(map(self._token_bytes, tokens))
         return raw.decode(errors="backslashreplace")
 
-    def _scan(self, scanner: StopScanner, text: str) -> str:
-        text = scanner.push(text)
+    def _scan(self, scanner: StopScanner, text: str, stops: bool) -> str:
+        text = scanner.push(text, stops=stops)
         self.stopped = scanner.stopped
         return text
 

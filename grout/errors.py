@@ -30,16 +30,13 @@ class GrammarError(RequestError):
 
 
 class QueueFull(RequestError):
-    """As many requests are waiting as `max_queue` allows; try again later.
+    """As many requests are waiting as `max_queue` allows; later there may be room.
 
     `waiting` and `limit` are numbers of requests.
     """
 
     def __init__(self, waiting: int, limit: int) -> None:
-        super().__init__(
-            f"{waiting} requests are waiting and the queue holds {limit} (max_queue); "
-            "try again later"
-        )
+        super().__init__(f"{waiting} requests are waiting and the queue holds {limit} (max_queue)")
         self.waiting = waiting
         self.limit = limit
 

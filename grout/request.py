@@ -31,7 +31,8 @@ class SamplingParams:
     once, and once for each time. repetition_penalty: > 0; divides positive logits of tokens of
     prompt and reply, and multiplies negative ones (Keskar et al. 2019); 1 is off.
     logit_bias: pairs of a token id and what is added to its logit, in [-100, 100].
-    min_tokens: ids that would end the reply are not chosen before as many tokens.
+    min_tokens: ids that would end the reply are not chosen before as many tokens, and stop texts
+    among these do not count.
     logprobs: None for none, or how many of the likeliest tokens to report beside the chosen one,
     at most `MAX_LOGPROBS`. prompt_logprobs: the same for the tokens of the prompt, which are all
     run then, cached or not. grammar: what the reply must match. priority: smaller goes first.

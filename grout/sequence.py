@@ -206,7 +206,7 @@ class Sequence:
             if self.constraint is not None:
                 self._constrain(self.constraint, token)
                 complete = self.constraint.complete
-            text = detokenizer.push(token)
+            text = detokenizer.push(token, stops=len(produced) > self.params.min_tokens)
             if not detokenizer.stopped and (complete or len(produced) >= self.limit):
                 text += detokenizer.flush()
                 self.finish_reason = "stop" if complete else "length"

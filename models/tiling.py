@@ -7,10 +7,11 @@ the GPU.
 
 import functools
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from tilert import Device, DType, bf16, f16
+from tilert.limits import MAX_TILE
 
 __all__ = [
     "CHUNK",
@@ -22,6 +23,7 @@ __all__ = [
     "ProductTiles",
     "ProductTime",
     "SampleTiles",
+    "SmallTiling",
     "TileCost",
     "Tiling",
     "chunks_of",
@@ -123,8 +125,15 @@ class Tiling(Protocol):
         """For rows of `vocabulary` logits."""
 
 
+def fitting(count: int, each: int) -> int:
+    """`count` halved until so many times `each` elements are a tile."""
+    while count * each > MAX_TILE:
+        count = -(-count // 2)
+    return count
+
+
 class CpuTiling:
-    """The whole of everything."""
+    """The whole of everything, as far as a tile goes."""
 
     fill = 1 << 16
     share_elements = 0
@@ -136,7 +145,9 @@ class CpuTiling:
         return count
 
     def product(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
-        return ProductTiles(tokens, outputs, inputs)
+        # A large head is too much for a tile. Programs along columns alone are one product.
+        columns = fitting(outputs, inputs)
+        return ProductTiles(fitting(tokens, max(inputs, columns)), columns, inputs)
 
     def gate_up(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
         return self.product(tokens, outputs, inputs)
@@ -252,6 +263,19 @@ class CudaTiling:
     def sampling(self, vocabulary: int) -> SampleTiles:
         # 8192 logits a step are 16 a thread of the largest program: more thresholds would spill.
         return SampleTiles(chunks=min(4, chunks_of(vocabulary)), group=32, fan=3)
+
+
+class SmallTiling(CudaTiling):
+    """Sizes for blocks with less than 100 KiB of shared memory, as on sm_89 and sm_120a."""
+
+    def gate_up(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
+        tiles = super().gate_up(tokens, outputs, inputs)
+        return replace(tiles, depth=64) if tiles.rows == 64 else tiles
+
+    def prefill_attention(
+        self, tokens: int, page_size: int, sequences: int, dim: int
+    ) -> PrefillTiles:
+        return PrefillTiles(rows=64, pages=1)
 
 
 @dataclass(frozen=True)
@@ -383,18 +407,30 @@ def quickest(
     return ProductTiles(tile.rows, tile.columns, tile.depth, count)
 
 
-def tiling(device_kind: str, arch: str | None = None, dtype: DType | None = None) -> Tiling:
+SMALL_SHARED_BYTES = 100 << 10
+"""Of a block: tiles for more are too large there."""
+
+
+def tiling(
+    device_kind: str,
+    arch: str | None = None,
+    dtype: DType | None = None,
+    shared_bytes: int | None = None,
+) -> Tiling:
     """The tile sizes for devices of a kind, "cpu" or "cuda".
 
     Args:
         arch: of a GPU, such as "sm_90a".
         dtype: of the weights.
+        shared_bytes: most shared memory of a block.
     """
     if device_kind == "cpu":
         return CpuTiling()
+    if shared_bytes is not None and shared_bytes < SMALL_SHARED_BYTES:
+        return SmallTiling()
     return HopperTiling() if arch == "sm_90a" and dtype in (bf16, f16) else CudaTiling()
 
 
 def tiling_of(device: Device, dtype: DType) -> Tiling:
     """The tile sizes for a device and weights of a type."""
-    return tiling(device.kind, device.arch, dtype)
+    return tiling(device.kind, device.arch, dtype, device.shared_bytes)

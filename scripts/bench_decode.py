@@ -129,15 +129,26 @@ def show(result: dict[str, Any]) -> None:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("model", nargs="?", help="folder, .gguf, Hub id, or a preset with dummy")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
-    parser.add_argument("--prompt", type=int, default=18, help="prompt tokens")
-    parser.add_argument("--new", type=int, default=128, help="new tokens")
-    parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0, help="of the prompt and of dummy weights")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        help="folder, .gguf, Hub id, or a preset with dummy (the model that the server serves)",
+    )
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (%(default)s)")
+    parser.add_argument("--dtype", default="auto", help="of weights (%(default)s)")
+    parser.add_argument(
+        "--load-format",
+        default="auto",
+        choices=("auto", "dummy"),
+        help="dummy makes weights up (%(default)s)",
+    )
+    parser.add_argument("--prompt", type=int, default=18, help="prompt tokens (%(default)s)")
+    parser.add_argument("--new", type=int, default=128, help="new tokens (%(default)s)")
+    parser.add_argument("--warmup", type=int, default=2, help="runs before (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="runs that count (%(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the prompt and of dummy weights (%(default)s)"
+    )
     parser.add_argument(
         "--check", action="store_true", help="compare with transformers (must be installed)"
     )

@@ -18,7 +18,7 @@ import pstats
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,6 @@ from tilert.cpu_device import CpuDevice, host_view
 from tilert.device import Call, Use
 from tilert.event import Event
 from tilert.rebind import Maker
-from tilert.recording import CallList
 
 STEP_MS = {1: 2.55, 8: 3.6, 32: 4.5, 64: 6.4, 128: 9.7}
 """A decode step of Qwen3-4B on an H200, by sequences; between them, and beyond, linear."""
@@ -146,17 +145,24 @@ class SimulatedDevice(CpuDevice):
     def submit(
         self,
         call: Call,
-        uses: Iterable[Use],
+        uses: Sequence[Use],
         maker: Maker | None = None,
         stream: tilert.Stream | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         """See `Device`."""
         if self.recorder is not None:
-            super().submit(call, uses, maker, stream)
+            super().submit(call, uses, maker, stream, check)
         else:
-            replay = isinstance(getattr(call, "__self__", None), CallList)
+            if check is not None:
+                check()
+            replay = isinstance(getattr(call, "__self__", None), tilert.Graph)
             kind, least = ("replay", 0.0) if replay else ("submit", KERNEL_MS)
             self._called(kind, partial(call, None), least)
+
+    def submit_alone(self, call: Call) -> bool:
+        """See `Device`: all work is timed by `submit`."""
+        return False
 
     def upload(self, target: tilert.Array, source: np.ndarray[Any, Any]) -> None:
         """See `Device`."""
@@ -367,15 +373,27 @@ def spin_us() -> float:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32, 64, 128])
-    parser.add_argument("--prompt", type=int, default=100, help="tokens of a prompt")
-    parser.add_argument("--new", type=int, default=200, help="tokens of a reply, on average")
+    parser.add_argument(
+        "--sequences",
+        type=int,
+        nargs="+",
+        default=[1, 8, 32, 64, 128],
+        help="at a time (%(default)s)",
+    )
+    parser.add_argument("--prompt", type=int, default=100, help="tokens of a prompt (%(default)s)")
+    parser.add_argument("--new", type=int, default=200, help="of a reply, on average (%(default)s)")
     parser.add_argument("--stop", nargs="*", default=[], metavar="TEXT", help="stop texts")
     parser.add_argument("--features", nargs="*", default=[], choices=FEATURES)
-    parser.add_argument("--warm", type=int, default=400, help="steps before the figures")
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--call-us", type=float, default=10.0, help="charged for a driver call")
-    parser.add_argument("--http-us", type=float, default=0.0, help="charged for a token")
+    parser.add_argument(
+        "--warm", type=int, default=400, help="steps before the figures (%(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=1000, help="that count (%(default)s)")
+    parser.add_argument(
+        "--call-us", type=float, default=10.0, help="of a driver call (%(default)s)"
+    )
+    parser.add_argument(
+        "--http-us", type=float, default=0.0, help="charged for a token (%(default)s)"
+    )
     parser.add_argument("--tokenizer", metavar="FOLDER", help="with a tokenizer.json; else bytes")
     parser.add_argument("--profile", action="store_true", help="print where the host's time goes")
     return parser.parse_args(argv)

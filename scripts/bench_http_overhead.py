@@ -297,13 +297,20 @@ def free_port() -> int:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rates", type=float, nargs="+", default=[10_000.0], help="tokens/s")
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each rate, were it held")
     parser.add_argument(
-        "--most", type=float, default=20_000.0, help="rate that bounds the tokens of a run"
+        "--rates", type=float, nargs="+", default=[10_000.0], help="tokens/s (%(default)s)"
     )
-    parser.add_argument("--route", choices=tuple(ROUTES), default="chat")
+    parser.add_argument("--streams", type=int, default=64, help="at a time (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="of each rate, were it held (%(default)s)"
+    )
+    parser.add_argument(
+        "--most",
+        type=float,
+        default=20_000.0,
+        help="rate that bounds the tokens of a run (%(default)s)",
+    )
+    parser.add_argument("--route", choices=tuple(ROUTES), default="chat", help="(%(default)s)")
     parser.add_argument("--profile", metavar="FILE", help="write a profile of the server there")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)

@@ -296,9 +296,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="bench_kernels", description=__doc__.splitlines()[0])
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--seconds", type=float, default=170, help="for all steps together")
-    parser.add_argument("--out", type=Path, default=Path("kernel-results"))
+    parser.add_argument("--device", default="cuda:0", help="(%(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=170, help="for all steps together (%(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("kernel-results"), help="folder (%(default)s)"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     groups = args.groups or list(GROUPS)

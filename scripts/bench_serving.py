@@ -19,6 +19,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,14 @@ from typing import Any
 from scripts import serving_plot, serving_report
 from scripts.serving_client import Client, ClientError, Endpoint, Reply, ask
 from scripts.serving_process import StartError, started
-from scripts.serving_prompts import LOWEST_ID, ROUTES, PromptError, Prompts, read_texts
+from scripts.serving_prompts import (
+    LOWEST_ID,
+    ROUTES,
+    PromptError,
+    Prompts,
+    chat_words,
+    read_texts,
+)
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:8000"
 PROGRESS_SECONDS = 5.0
@@ -128,6 +136,7 @@ async def measure_level(
         "request_rate": args.request_rate if args.request_rate < float("inf") else "inf",
         "num_prompts": len(replies),
         **serving_report.summarise(replies, seconds, wanted),
+        "wanted_input_tokens": None if args.texts else args.prompt,
         "client_cpu": round((time.process_time() - cpu) / (time.perf_counter() - start), 3),
         "device_idle": await idle_share(client, busy, seconds),
         "load_before": round(load, 2),
@@ -135,11 +144,20 @@ async def measure_level(
     }
     if args.details:
         run["requests"] = [_details(reply, wanted) for reply in replies]
-    say(
-        f"{label}: {run['output_throughput']:.1f} tok/s, TTFT {run['median_ttft_ms']} ms, "
-        f"ITL {run['median_itl_ms']} ms, {run['failed']} failed"
-    )
+    say(f"{label}: {outcome(run)}")
     return run
+
+
+def outcome(run: Run) -> str:
+    """The figures of a run, or why there are none, on one line."""
+    if not run["completed"]:
+        error, count = max(run["errors"].items(), key=lambda item: item[1])
+        return f"all {run['failed']} requests failed, {count} of them: {error}"
+    itl = run["median_itl_ms"]
+    return (
+        f"{run['output_throughput']:.1f} tok/s, TTFT {run['median_ttft_ms']} ms, "
+        f"ITL {'-' if itl is None else f'{itl} ms'}, {run['failed']} failed"
+    )
 
 
 async def device_seconds(client: Client) -> float | None:
@@ -188,6 +206,10 @@ async def measure_endpoint(endpoint: Endpoint, args: argparse.Namespace) -> list
             ignore_eos=args.ignore_eos,
             extra=tuple(args.extra_body.items()),
         )
+        if args.route == "chat" and not args.texts:
+            # Found once: all endpoints get the same prompts.
+            args.words = args.words or await chat_words(client, prompts)
+            prompts = replace(prompts, length=args.words)
         return [await measure_level(client, prompts, args, level) for level in args.concurrency]
     finally:
         await client.close()
@@ -196,12 +218,14 @@ async def measure_endpoint(endpoint: Endpoint, args: argparse.Namespace) -> list
 async def first_model(client: Client) -> str:
     """The first model that the server lists."""
     response = await client.request("GET", "/v1/models")
+    if response.status != 200:
+        raise ClientError(
+            f"{client.endpoint.url}/v1/models: HTTP {response.status}: {response.problem()}"
+        )
     try:
         return str(response.json()["data"][0]["id"])
     except (LookupError, TypeError):
-        raise ClientError(
-            f"{client.endpoint.url}/v1/models lists no model (HTTP {response.status})"
-        ) from None
+        raise ClientError(f"{client.endpoint.url}/v1/models lists no model") from None
 
 
 def amount(text: str, level: int) -> int:
@@ -241,27 +265,50 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME=COMMAND",
         help="start that endpoint's server for its turn, and stop it after",
     )
-    parser.add_argument("--start-timeout", type=float, default=600.0, metavar="SECONDS")
+    parser.add_argument(
+        "--start-timeout",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="for a server to be up (%(default)s)",
+    )
     parser.add_argument("--api-key", help="sent as a bearer token to every endpoint")
     parser.add_argument("--model", help="name to ask for (the first that /v1/models lists)")
-    parser.add_argument("--route", choices=tuple(ROUTES), default="completions")
-    parser.add_argument("--prompt", type=int, default=128, help="random tokens a prompt")
+    parser.add_argument(
+        "--route", choices=tuple(ROUTES), default="completions", help="(%(default)s)"
+    )
+    parser.add_argument(
+        "--prompt", type=int, default=128, help="tokens of a random prompt (%(default)s)"
+    )
     parser.add_argument(
         "--prompts-file", type=Path, metavar="FILE", help="one prompt a line instead of random ones"
     )
-    parser.add_argument("--vocab", type=int, default=30_000, help="random ids are below this")
-    parser.add_argument("--new", type=int, default=256, help="tokens of every answer")
     parser.add_argument(
-        "--concurrency", type=int, nargs="+", default=[1, 8, 32, 64], help="0 is no limit"
+        "--vocab", type=int, default=30_000, help="ids are below this (%(default)s)"
+    )
+    parser.add_argument("--new", type=int, default=256, help="tokens of every answer (%(default)s)")
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        nargs="+",
+        default=[1, 8, 32, 64],
+        help="requests at a time, 0 is no limit (%(default)s)",
     )
     parser.add_argument(
-        "--num-prompts", default="4x", help="requests a level: N, or Nx for N times the level"
+        "--num-prompts",
+        default="4x",
+        help="requests a level: N, or Nx for N times the level (%(default)s)",
     )
-    parser.add_argument("--warmup", default="1x", help="requests before each level, as above")
     parser.add_argument(
-        "--request-rate", type=float, default=float("inf"), help="mean requests a second (inf)"
+        "--warmup", default="1x", help="requests before each level, as above (%(default)s)"
     )
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument(
+        "--request-rate",
+        type=float,
+        default=float("inf"),
+        help="mean requests a second (%(default)s)",
+    )
+    parser.add_argument("--temperature", type=float, default=0.0, help="(%(default)s)")
     parser.add_argument(
         "--no-ignore-eos",
         dest="ignore_eos",
@@ -271,8 +318,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--extra-body", type=json.loads, default={}, metavar="JSON", help="added to every request"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds a request may take")
+    parser.add_argument("--seed", type=int, default=0, help="of prompts, arrivals (%(default)s)")
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, help="seconds a request may take (%(default)s)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     parser.add_argument("--details", action="store_true", help="every request in that file")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write a plot there")
@@ -317,12 +366,13 @@ def _settle(args: argparse.Namespace) -> None:
         )
     if not isinstance(args.extra_body, dict):
         raise ValueError("--extra-body is a JSON object")
+    args.words = None
     args.texts = () if args.prompts_file is None else read_texts(args.prompts_file)
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """What the figures were measured with; no URL, command or key."""
-    names = ("route", "prompt", "new", "vocab", "temperature", "ignore_eos", "seed")
+    names = ("route", "prompt", "words", "new", "vocab", "temperature", "ignore_eos", "seed")
     return {
         **{name: getattr(args, name) for name in names},
         "prompts_file": None if args.prompts_file is None else args.prompts_file.name,
@@ -333,11 +383,12 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def load(path: Path) -> list[Run]:
-    """The runs of an earlier `--json` file. Raises ValueError."""
+def load(path: Path) -> tuple[dict[str, Any], list[Run]]:
+    """Settings and runs of an earlier `--json` file. Raises ValueError."""
     try:
-        runs = json.loads(path.read_text())["runs"]
-        return [run for run in runs if run["endpoint"] and "output_throughput" in run]
+        result = json.loads(path.read_text())
+        runs = [run for run in result["runs"] if run["endpoint"] and "output_throughput" in run]
+        return dict(result["settings"]), runs
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ValueError(f"{path} does not hold results of this script: {error}") from None
 
@@ -347,29 +398,37 @@ def write(result: dict[str, Any], args: argparse.Namespace) -> None:
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     if args.svg is not None:
-        what = args.prompts_file.name if args.texts else f"{args.prompt} prompt tokens"
-        args.svg.write_text(
-            serving_plot.plot(result["runs"], f"{what}, {args.new} new, {args.route}")
-        )
+        title = serving_report.title(result["settings"])
+        args.svg.write_text(serving_plot.plot(result["runs"], title))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 1 if a request failed, 2 where nothing could be measured."""
     args = parse(argv)
     runs: list[Run] = []
+    measured: list[tuple[str, dict[str, Any]]] = []
     try:
         for endpoint in args.endpoints:
             with running(endpoint, args):
                 runs += asyncio.run(measure_endpoint(endpoint, args))
+        if runs:
+            measured.append(("measured now", settings(args)))
         for path in args.compare:
-            runs += load(path)
-        result = {"settings": settings(args), "runs": runs}
+            earlier, more = load(path)
+            measured.append((path.name, earlier))
+            runs += more
+        result: dict[str, Any] = {"settings": measured[0][1], "runs": runs}
+        if args.compare:
+            result["compared"] = dict(measured)
         write(result, args)
     except (ClientError, StartError, ValueError, OSError) as error:
         say(f"bench_serving: error: {error}")
         return 2
+    for name, what in measured:
+        print(f"{name}: {serving_report.title(what)}, {what.get('date', 'without a date')}")
     print(serving_report.table(runs))
-    for line in serving_report.warnings(runs):
+    notes = serving_report.warnings(runs) + serving_report.differences(measured)
+    for line in notes:
         print(f"note: {line}")
     for run in runs:
         run.pop("requests", None)

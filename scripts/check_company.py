@@ -90,13 +90,17 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("model", nargs="?", help="folder, .gguf, Hub id, or a preset with dummy")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--new", type=int, default=64, help="new tokens of each")
-    parser.add_argument("--longest", type=int, default=200, help="most tokens of a prompt")
-    parser.add_argument("--seed", type=int, default=0, help="of the prompts and of dummy weights")
+    parser.add_argument("--device", default="auto", help="(%(default)s)")
+    parser.add_argument("--dtype", default="auto", help="(%(default)s)")
+    parser.add_argument(
+        "--load-format", default="auto", choices=("auto", "dummy"), help="(%(default)s)"
+    )
+    parser.add_argument("--requests", type=int, default=32, help="(%(default)s)")
+    parser.add_argument("--new", type=int, default=64, help="new tokens of each (%(default)s)")
+    parser.add_argument("--longest", type=int, default=200, help="tokens of a prompt (%(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the prompts and of dummy weights (%(default)s)"
+    )
     args = parser.parse_args(argv)
     if min(args.requests, args.new, args.longest) < 1:
         parser.error("needs --requests, --new and --longest of at least 1")

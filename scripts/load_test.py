@@ -240,12 +240,18 @@ def faults(result: dict[str, Any], *, allowed: float, equal: bool, watched: str)
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="(%(default)s)")
     parser.add_argument("--start", metavar="COMMAND", help="start that server, and stop it after")
-    parser.add_argument("--start-timeout", type=float, default=600.0, metavar="SECONDS")
+    parser.add_argument(
+        "--start-timeout",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="for it to be up (%(default)s)",
+    )
     parser.add_argument("--pid", type=int, help="process whose memory is watched (that of --start)")
-    parser.add_argument("--api-key")
-    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--api-key", help="sent as a bearer token")
+    parser.add_argument("--seconds", type=float, default=120.0, help="(%(default)s)")
     parser.add_argument(
         "--warm-up", type=float, metavar="SECONDS", help="before those (a quarter of them)"
     )
@@ -254,14 +260,20 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         type=float,
         default=600.0,
         metavar="SECONDS",
-        help="time for what takes memory once (sizes of steps, pages of the KV cache), before that",
+        help="time for what takes memory once (sizes of steps, pages of the KV cache), before that"
+        " (%(default)s)",
     )
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--max-new", type=int, default=32, help="most tokens of an answer")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds a request may take")
+    parser.add_argument("--streams", type=int, default=64, help="at a time (%(default)s)")
+    parser.add_argument("--max-new", type=int, default=32, help="tokens of an answer (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
     parser.add_argument(
-        "--kb-per-request", type=float, default=5.0, help="growth that must be ruled out"
+        "--timeout", type=float, default=300.0, help="seconds a request may take (%(default)s)"
+    )
+    parser.add_argument(
+        "--kb-per-request",
+        type=float,
+        default=5.0,
+        help="growth that must be ruled out (%(default)s)",
     )
     parser.add_argument(
         "--trace",

@@ -153,6 +153,8 @@ def run_tool(program: Path, tool: str, tests: Sequence[str], limit: float) -> di
         log, report = Path(folder, "log"), Path(folder, "report.xml")
         command = [
             str(program), "--tool", tool, "--target-processes", "application-only",
+            # A backtrace of the host holds Python's frames, and with them arrays, for good.
+            "--show-backtrace", "device",
             "--log-file", str(log), sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
             f"--junitxml={report}", *tests,
         ]  # fmt: skip
@@ -195,8 +197,10 @@ def expanded(tests: Sequence[str]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=["memcheck", "racecheck"])
-    parser.add_argument("--limit", type=float, default=3600, help="seconds that a tool may take")
+    parser.add_argument(
+        "--tools", nargs="+", choices=TOOLS, default=["memcheck", "racecheck"], help="(%(default)s)"
+    )
+    parser.add_argument("--limit", type=float, default=3600, help="seconds of a tool (%(default)s)")
     parser.add_argument("--out", type=Path, help="write the JSON to this file, too")
     parser.add_argument("tests", nargs="*", help="arguments of pytest, after --")
     options = parser.parse_args(argv)

@@ -56,6 +56,14 @@ class Response:
         except ValueError:
             raise ClientError(f"the answer is not JSON: {self.body[:80]!r}") from None
 
+    def problem(self) -> str:
+        """What the body of an error says, and what to do about it where that is known."""
+        try:
+            text = str(json.loads(self.body)["error"]["message"])
+        except (ValueError, LookupError, TypeError):
+            text = self.body[:200].decode("utf-8", "replace")
+        return f"{text} (--api-key gives a key)" if self.status in (401, 403) else text
+
 
 @dataclass
 class Connection:
@@ -289,8 +297,8 @@ async def ask(client: Client, path: str, body: dict[str, Any]) -> Reply:
                     _take_event(reply, event, now)
             else:
                 blocks = connection.blocks(response)
-                text = b"".join([block async for block in blocks])
-                reply.error = f"HTTP {response.status}: {_message(text)}"
+                response.body = b"".join([block async for block in blocks])
+                reply.error = f"HTTP {response.status}: {response.problem()}"
     except TimeoutError:
         reply.error = f"no complete answer within {client.timeout:g} s"
     except (ClientError, OSError, ValueError, LookupError, TypeError) as error:
@@ -343,10 +351,3 @@ def _read_choice(choice: dict[str, Any]) -> tuple[str | None, str, bool]:
     for call in delta.get("tool_calls") or ():
         text += call["function"].get("arguments") or call["function"].get("name") or ""
     return finish, str(text), "role" in delta
-
-
-def _message(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return body[:200].decode("utf-8", "replace")

@@ -1,15 +1,36 @@
 """The prompts of a serving benchmark: the same for every endpoint, none of them sent twice."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from scripts.serving_client import Client, ClientError
+
 LOWEST_ID = 1000
 """Below lie the special ids and single bytes of many vocabularies."""
 
 ROUTES = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+
+
+_FOUR_LETTERS = """
+ball band bank bath bear bird boat body bone book bowl cake camp card case city club coal coat
+cook corn crop date dawn desk dish door dust east face farm film fire fish flag food foot game
+gate gift girl gold hair hall hand head hill home hope idea iron king lake lamp land leaf life
+lion list luck mail meal meat milk mind moon neck news nose page park path pool race rain rice
+ring road rock roof room root rope rose salt sand seat seed ship shoe shop silk skin snow song
+soup star step tail team tent tide time tool town tree wall wave week west wife wind wine wing
+wire wood word yard year
+"""
+
+WORDS = tuple(_FOUR_LETTERS.split())
+"""Of a chat prompt: equally long, and a token each in the vocabularies of most models."""
+
+CALIBRATION = 1 << 16
+"""The phase of the prompts that measure how many tokens words are."""
+
+CALIBRATION_WORDS = 8, 40
 
 
 class PromptError(Exception):
@@ -20,9 +41,8 @@ class PromptError(Exception):
 class Prompts:
     """Makes request bodies.
 
-    length: tokens of a random prompt; on the chat route words, each a few tokens. texts: instead
-    of random prompts, taken in turn. vocab: random ids are below it. extra: fields added to every
-    body.
+    length: tokens of a random prompt, on the chat route words. texts: instead of random prompts,
+    taken in turn. vocab: random ids are below it. extra: fields added to every body.
     """
 
     route: str
@@ -48,8 +68,9 @@ class Prompts:
     def _prompt(self, rng: np.random.Generator, i: int) -> str | list[int]:
         if self.texts:
             return self.texts[i % len(self.texts)]
-        ids = [int(token) for token in rng.integers(LOWEST_ID, self.vocab, self.length)]
-        return " ".join(map(str, ids)) if self.route == "chat" else ids
+        if self.route == "chat":
+            return " ".join(WORDS[i] for i in rng.integers(0, len(WORDS), self.length))
+        return [int(token) for token in rng.integers(LOWEST_ID, self.vocab, self.length)]
 
     def _body(self, prompt: str | list[int]) -> dict[str, Any]:
         content: dict[str, Any] = {"prompt": prompt}
@@ -65,6 +86,30 @@ class Prompts:
         if self.ignore_eos:
             body["ignore_eos"] = True
         return body | dict(self.extra)
+
+
+async def chat_words(client: Client, prompts: Prompts) -> int:
+    """How many words are a chat prompt of `prompts.length` tokens, the template's among them.
+
+    Two requests for one token say so, by their usage. Raises `ClientError`.
+    """
+    few, many = CALIBRATION_WORDS
+    less = await _prompt_tokens(client, replace(prompts, length=few))
+    more = await _prompt_tokens(client, replace(prompts, length=many))
+    each = max((more - less) / (many - few), 0.1)
+    return max(round((prompts.length - less) / each) + few, 1)
+
+
+async def _prompt_tokens(client: Client, prompts: Prompts) -> int:
+    [body] = replace(prompts, new=1).bodies(1, phase=CALIBRATION)
+    del body["stream_options"]
+    response = await client.request("POST", prompts.path, body | {"stream": False})
+    if response.status != 200:
+        raise ClientError(f"HTTP {response.status}: {response.problem()}")
+    try:
+        return int(response.json()["usage"]["prompt_tokens"])
+    except (LookupError, TypeError, ValueError):
+        raise ClientError("an answer without usage.prompt_tokens came to a chat request") from None
 
 
 def read_texts(path: Path) -> tuple[str, ...]:

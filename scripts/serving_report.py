@@ -1,7 +1,7 @@
 """What a run of a serving benchmark measured, in the names of `vllm bench serve`, and its table."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ def summarise(replies: Sequence[Reply], seconds: float, wanted: int | None) -> R
         "errors": dict(Counter(problem for problem in problems if problem is not None)),
         "duration": round(seconds, 4),
         "total_input_tokens": prompt,
+        "mean_input_tokens": _rounded(prompt / len(good)) if good else None,
         "total_output_tokens": output,
         "cached_input_tokens": sum(reply.cached_tokens for reply in good),
         "request_throughput": _rounded(len(good) / seconds),
@@ -115,11 +116,35 @@ def table(runs: Sequence[Run]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
+def title(settings: Mapping[str, Any]) -> str:
+    """What was sent, in a few words."""
+    prompts = settings.get("prompts_file") or f"{settings.get('prompt')} prompt tokens"
+    return f"{prompts}, {settings.get('new')} new, {settings.get('route')}"
+
+
+SENT = ("route", "prompt", "prompts_file", "new", "temperature", "ignore_eos", "extra_body")
+"""Settings that figures have to have in common to be compared."""
+
+
+def differences(measured: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """What keeps results from being compared with the first, for people."""
+    first, settings = measured[0]
+    return [
+        f"{name} has {key} {other.get(key)}, {first} {settings.get(key)}"
+        for name, other in measured[1:]
+        for key in SENT
+        if other.get(key) != settings.get(key)
+    ]
+
+
 def warnings(runs: Sequence[Run]) -> list[str]:
     """What a reader of the figures must know, for people."""
     out = []
     for run in runs:
         where = f"{run['endpoint']} at {_cell(run['max_concurrency'], 'd')}"
+        mean, wanted = run.get("mean_input_tokens"), run.get("wanted_input_tokens")
+        if mean and wanted and abs(mean - wanted) > 2:
+            out.append(f"{where}: prompts had {mean:.1f} tokens on average, not {wanted}")
         out += [f"{where}: {count} failed: {error}" for error, count in run["errors"].items()]
         if run["cached_input_tokens"]:
             out.append(f"{where}: {run['cached_input_tokens']} prompt tokens came from a cache")

@@ -120,8 +120,8 @@ def regrets(rows: Sequence[Row], costs: tuple[TileCost, ...], bandwidth: float) 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; its exit status."""
     parser = argparse.ArgumentParser(prog="tune_products", description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=150)
-    parser.add_argument("--out", type=Path, default=Path("tiles.jsonl"))
+    parser.add_argument("--seconds", type=float, default=150, help="for all (%(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("tiles.jsonl"), help="(%(default)s)")
     parser.add_argument("--fit", type=Path, metavar="FILE", help="fit what was measured before")
     args = parser.parse_args(argv)
     if args.fit is None:

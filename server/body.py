@@ -2,25 +2,17 @@
 
 import asyncio
 import json
-import math
-import re
 from collections import Counter
-from typing import Any, NoReturn, TypeAlias
+from typing import Any
 
 from fastapi import Request
 
-from server.errors import ApiError, invalid
-from server.paths import join_path
+from server.errors import ApiError, invalid, not_unicode
 from server.request_log import note_body
 from server.settings import Settings
+from server.strict_json import StrictJsonError, finite, lone_surrogate, no_constant
 
 __all__ = ["parse_json", "read_json"]
-
-_Link: TypeAlias = tuple["_Link | None", str | int]
-"""Where a value is: where what holds it is, and its key or index in that."""
-
-_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
@@ -75,39 +67,29 @@ def parse_json(raw: bytes) -> dict[str, Any]:
         text = raw.decode("utf-8")
         value = json.loads(
             text,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
+            parse_constant=no_constant,
+            parse_float=finite,
             object_pairs_hook=_without_repeats,
         )
     except UnicodeDecodeError as error:
         raise _malformed(f"byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
         raise _malformed(f"{error.msg} at line {error.lineno} column {error.colno}") from None
+    except StrictJsonError as error:
+        raise _malformed(str(error)) from None
     except RecursionError:
         raise _malformed("it is nested too deeply") from None
     except ValueError:  # an integer of more digits than Python converts
         raise _malformed("a number has too many digits") from None
     if not isinstance(value, dict):
         raise _malformed(f"it is {_json_kind(value)}, not an object")
-    if _SURROGATE_ESCAPE.search(text):
-        _refuse_surrogates(value)
+    if (path := lone_surrogate(value, text)) is not None:
+        raise not_unicode(path)
     return value
 
 
 def _malformed(reason: str) -> ApiError:
     return invalid(None, f"The body is not usable JSON: {reason}.", "invalid_json")
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise _malformed(f"{name} is not a JSON number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        shown = text if len(text) <= 40 else text[:37] + "..."
-        raise _malformed(f"the number {shown} is too large")
-    return value
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -122,35 +104,3 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _json_kind(value: Any) -> str:
     names = {str: "a string", list: "an array", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
-
-
-def _refuse_surrogates(value: dict[str, Any]) -> None:
-    # A stack and not recursion, and links and not paths: the nesting is the client's.
-    stack: list[tuple[_Link | None, Any]] = [(None, value)]
-    while stack:
-        link, item = stack.pop()
-        if isinstance(item, str):
-            _refuse_surrogate(item, link)
-        elif isinstance(item, list):
-            stack.extend(((link, i), child) for i, child in enumerate(item))
-        elif isinstance(item, dict):
-            for key, child in item.items():
-                _refuse_surrogate(key, (link, key))
-                stack.append(((link, key), child))
-
-
-def _refuse_surrogate(text: str, link: "_Link | None") -> None:
-    if not _SURROGATE.search(text):
-        return
-    steps: list[str | int] = []
-    while link is not None:
-        link, step = link
-        steps.append(step)
-    where = _SURROGATE.sub("\ufffd", join_path(tuple(reversed(steps))))
-    shown = where if len(where) <= 200 else where[:197] + "..."
-    raise invalid(
-        shown,
-        f"The text at {shown!r} has a lone surrogate (half of a \\uD83D\\uDE42 style "
-        "pair), which is not valid Unicode.",
-        "invalid_unicode",
-    )

@@ -1,5 +1,6 @@
 """The answers of a chat, each taken apart into reasoning, content and tool calls as it streams."""
 
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from grout.request import Delta, TokenLogprob
 from grout.streams import parts
 from server.generation import Generation, Generations
-from server.logprobs import LogprobStream
+from server.logprobs import LogprobStream, Placed
 from server.pieces import CallPiece, Piece, joined
 from server.protocol import ServingTokenizer
 from server.reasoning import ReasoningSplitter
@@ -35,6 +36,11 @@ class ChatAnswer:
         self._parser = None if tools.mode == "none" else ToolParser(guided=tools.guided)
         self._one_call = not tools.parallel
         self._logprobs = logprobs
+        # Of tokens with text that has not come as content yet; how much text there was in all, and
+        # before the content, which goes on to the end.
+        self._waiting: deque[Placed] = deque()
+        self._fed = 0
+        self._before: int | None = None
         self.reasoning_tokens = 0
         self.plain = False
         """All text from now on is content as it stands."""
@@ -43,9 +49,17 @@ class ChatAnswer:
 
     def feed(self, delta: Delta) -> tuple[Sequence[Piece | CallPiece], list[TokenLogprob]]:
         """Return what the delta settles, everything on the last one."""
-        logprobs = [] if self._logprobs is None else self._logprobs.feed(delta)
+        placed = [] if self._logprobs is None else self._logprobs.placed(delta)
+        self._waiting += placed
+        self._fed += len(delta.text)
+        pieces = self._pieces(delta)
+        if self._logprobs is not None:
+            self._give_logprobs(pieces)
+        return pieces, [each.entry for each in placed]
+
+    def _pieces(self, delta: Delta) -> Sequence[Piece | CallPiece]:
         if self.plain:
-            return [Piece("content", delta.text)] if delta.text else [], logprobs
+            return [Piece("content", delta.text, self._content_end)] if delta.text else []
         before = self._splitter.thinking
         split = self._splitter.feed(delta.text)
         if before or self._splitter.thinking:
@@ -59,20 +73,43 @@ class ChatAnswer:
             pieces = self._up_to_one_call(pieces)
             self.complete = not self._parser.streaming
         self.plain = self._parser is None and self._splitter.settled
-        return pieces, logprobs
+        return pieces
 
     def finish_reason(self, of_engine: str | None) -> str | None:
-        """Return OpenAI's reason: an answer that ends after calls has "tool_calls"."""
-        calls = self._parser is not None and self._parser.calls > 0
+        """Return OpenAI's reason: an answer that ends after whole calls has "tool_calls"."""
+        calls = self._parser is not None and self._parser.whole_calls
         return "tool_calls" if calls and (of_engine == "stop" or self.complete) else of_engine
 
     def _parsed(self, split: list[Piece]) -> list[Piece | CallPiece]:
-        if self._parser is None:
-            return list(split)
         pieces: list[Piece | CallPiece] = []
         for piece in split:
-            pieces += [piece] if piece.kind == "reasoning" else self._parser.feed(piece.text)
+            if piece.kind == "reasoning":
+                pieces.append(piece)
+                continue
+            if self._before is None:
+                self._before = self._fed - len(piece.text)
+            piece.end = self._content_end
+            pieces += [piece] if self._parser is None else self._parser.feed(piece.text)
         return pieces
+
+    @property
+    def _content_end(self) -> int:
+        return self._fed - (self._before or 0)
+
+    def _give_logprobs(self, pieces: Sequence[Piece | CallPiece]) -> None:
+        """Give content its tokens: those with any of its text that no piece has had."""
+        waiting = self._waiting
+        for piece in pieces:
+            if isinstance(piece, CallPiece) or piece.kind == "reasoning":
+                continue
+            end = (self._before or 0) + piece.end
+            start = end - len(piece.text)
+            while waiting and waiting[0].end <= start:
+                waiting.popleft()
+            own = []
+            while waiting and waiting[0].place < end:
+                own.append(waiting.popleft().entry)
+            piece.logprobs = own
 
     def _up_to_one_call(self, pieces: list[Piece | CallPiece]) -> list[Piece | CallPiece]:
         wanted = [isinstance(piece, CallPiece) and piece.index == 0 for piece in pieces]

@@ -22,10 +22,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = _parser().parse_args(argv)
         if options.command == "serve":
-            from server.configuration import resolve
+            from server.configuration import doubts, resolve
+            from server.console import say
             from server.serve import serve
 
-            return serve(resolve(options, _serve_parser(), os.environ))
+            parser = _serve_parser()
+            resolved = resolve(options, parser, os.environ)
+            say("\n".join(doubts(parser, os.environ)))
+            return serve(resolved)
         if options.command == "chat":
             from server.terminal import chat
 

@@ -1,6 +1,7 @@
 """Options of `grout serve` from its command line, the environment and a file, in that order."""
 
 import argparse
+import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,9 +9,12 @@ from typing import Any
 
 from server.exceptions import CommandError
 
-__all__ = ["DEFAULTS", "PREFIX", "resolve"]
+__all__ = ["DEFAULTS", "PREFIX", "doubts", "resolve"]
 
 PREFIX = "GROUT_"
+
+OTHERS = ("GROUT_CACHE",)
+"""Variables that are no options."""
 
 DEFAULTS: dict[str, Any] = {
     "model": None,
@@ -54,6 +58,21 @@ def resolve(
             value = _of_variable(option, environ[variable], variable)
             merged |= _parsed(parser, list(_arguments(option, value, variable)), variable)
     return argparse.Namespace(**merged | vars(given))
+
+
+def doubts(parser: argparse.ArgumentParser, environ: Mapping[str, str]) -> list[str]:
+    """What to say of variables that look like options and are none.
+
+    They are no error: Kubernetes sets GROUT_SERVICE_HOST and more where a service is called grout.
+    """
+    known = [*OTHERS, *(PREFIX + action.dest.upper() for action in parser._actions)]
+    out = []
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, 1, 0.85)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            out.append(f"warning: the variable {name} is no option of serve, and is ignored{hint}")
+    return out
 
 
 def _read(path: Path) -> dict[str, Any]:

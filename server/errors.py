@@ -24,6 +24,7 @@ from grout.errors import (
 )
 from grout.grammar import Grammar
 from server.exceptions import ServerError
+from server.paths import join_path
 
 __all__ = [
     "ApiError",
@@ -32,6 +33,7 @@ __all__ = [
     "from_engine",
     "install",
     "invalid",
+    "not_unicode",
     "stopping",
 ]
 
@@ -80,6 +82,18 @@ class ApiError(ServerError):
 def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
     """Return a 400 about one parameter of the request."""
     return ApiError(400, message, code=code, param=param)
+
+
+def not_unicode(path: tuple[str | int, ...]) -> ApiError:
+    """Return the 400 for text with a lone surrogate, which no UTF-8 can carry."""
+    where = join_path(path).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    shown = where if len(where) <= 200 else where[:197] + "..."
+    return invalid(
+        shown,
+        f"The text at {shown!r} has a lone surrogate (half of a \\uD83D\\uDE42 style "
+        "pair), which is not valid Unicode.",
+        "invalid_unicode",
+    )
 
 
 def context_length_exceeded(

@@ -15,6 +15,7 @@ import uvicorn
 from server.app import create_app
 from server.console import say
 from server.head_limit import with_head_limit
+from server.no_upgrade import without_upgrades
 from server.opening import CLOSE_SECONDS
 from server.protocol import ClosableEngine
 from server.settings import Settings
@@ -73,7 +74,8 @@ class HttpServer(uvicorn.Server):
             **tls,
         )
         config.load()
-        config.http_protocol_class = with_head_limit(config.http_protocol_class)
+        protocol = without_upgrades(config.http_protocol_class)
+        config.http_protocol_class = with_head_limit(protocol)
         super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

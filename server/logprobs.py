@@ -3,15 +3,27 @@
 from codecs import utf_8_decode
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from grout.request import Delta, TokenLogprob
 from server.protocol import ServingTokenizer
 
-__all__ = ["LogprobStream", "chat_entries", "legacy_logprobs", "legacy_prompt", "token_text"]
+__all__ = [
+    "LogprobStream",
+    "Placed",
+    "chat_entries",
+    "legacy_logprobs",
+    "legacy_prompt",
+    "token_text",
+]
 
-Placed = tuple[int, TokenLogprob]
-"""A token's entry, and the character of the answer that its first byte is part of."""
+
+class Placed(NamedTuple):
+    """A token's entry, the character of the answer that it begins in, and the one after its end."""
+
+    place: int
+    end: int
+    entry: TokenLogprob
 
 
 class _Places:
@@ -23,6 +35,11 @@ class _Places:
     def __init__(self, begun: bytes = b"") -> None:
         self.whole = 0
         self._begun = begun
+
+    @property
+    def end(self) -> int:
+        """How many characters there are, with one that has only begun."""
+        return self.whole + bool(self._begun)
 
     def add(self, raw: bytes) -> int:
         """Take a token; return the number of the character that it begins with, or goes on."""
@@ -58,19 +75,20 @@ class LogprobStream:
 
     def feed(self, delta: Delta) -> list[TokenLogprob]:
         """Return the entries that the text of `delta` settles."""
-        return [entry for _, entry in self.placed(delta)]
+        return [placed.entry for placed in self.placed(delta)]
 
     def placed(self, delta: Delta) -> list[Placed]:
         """The same, with their places."""
         for entry in delta.logprobs:
             if entry.token_id not in self._tokenizer.special_ids:
                 raw = self._tokenizer.token_bytes(entry.token_id)
-                self._waiting.append((self._places.add(raw), entry))
+                place = self._places.add(raw)
+                self._waiting.append(Placed(place, self._places.end, entry))
         self._sent += len(delta.text)
         # Where the answer ends with characters missing, they belong to a stop string.
         whole = delta.finish_reason is not None and self._sent == self._places.whole
         settled = []
-        while self._waiting and (whole or self._waiting[0][0] < self._sent):
+        while self._waiting and (whole or self._waiting[0].place < self._sent):
             settled.append(self._waiting.popleft())
         return settled
 
@@ -111,7 +129,7 @@ def legacy_logprobs(
     offset: characters in front of the answer.
     """
     out = _no_tokens()
-    for place, entry in entries:
+    for place, _, entry in entries:
         _append(out, tokenizer, offset + place, entry.token_id, entry, top)
     return out
 

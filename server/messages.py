@@ -1,10 +1,10 @@
 """Chat messages of the wire to the flat ones a chat template takes."""
 
-import json
 from typing import Any
 
-from server.errors import ApiError, invalid
+from server.errors import ApiError, invalid, not_unicode
 from server.paths import join_path
+from server.strict_json import StrictJsonError, lone_surrogate, parse_strict
 
 __all__ = ["flatten_messages"]
 
@@ -94,12 +94,16 @@ def _arguments(value: Any, where: tuple[str | int, ...]) -> dict[str, Any]:
     if value in (None, ""):
         return {}
     if isinstance(value, str):
+        source = value
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = parse_strict(source)
+        except (ValueError, RecursionError) as error:
+            why = f": {error}" if isinstance(error, StrictJsonError) else ""
             raise invalid(
-                join_path(where), f"Invalid '{join_path(where)}': it is not JSON."
+                join_path(where), f"Invalid '{join_path(where)}': it is not JSON{why}."
             ) from None
+        if lone_surrogate(value, source) is not None:
+            raise not_unicode(where)
     if not isinstance(value, dict):
         raise _wrong_type(where, "send a string that holds a JSON object")
     return value

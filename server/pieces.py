@@ -1,19 +1,27 @@
 """What an answer consists of, as it streams."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal
+
+from grout.request import TokenLogprob
 
 __all__ = ["CallPiece", "Piece", "joined"]
 
 
 @dataclass(slots=True)
 class Piece:
-    """A stretch of text of one kind."""
+    """A stretch of text of one kind.
+
+    end: how much of all content there has been up to its end, what is dropped included. logprobs:
+    of the tokens of content, each with the first piece that has text of it.
+    """
 
     kind: Literal["reasoning", "content"]
     text: str
+    end: int = field(default=0, compare=False)
+    logprobs: Sequence[TokenLogprob] = field(default=(), compare=False)
 
 
 @dataclass(slots=True)
@@ -42,7 +50,11 @@ def joined(pieces: Sequence[Piece | CallPiece]) -> Sequence[Piece | CallPiece]:
         if isinstance(first, CallPiece):
             longer.append(replace(first, arguments=first.arguments + more))
         else:
-            longer.append(replace(first, text=first.text + more))
+            whole = replace(first, text=first.text + more)
+            for piece in rest:
+                if isinstance(piece, Piece):
+                    whole.logprobs = [*whole.logprobs, *piece.logprobs]
+            longer.append(whole)
     return longer
 
 

@@ -29,21 +29,16 @@ class OutputBuilder:
         self.items: list[dict[str, Any]] = []
         self._tokenizer = tokenizer
         self._top = top_logprobs
-        self._logprobs: list[TokenLogprob] = []  # not yet part of an event
         self._open: str | None = None  # "reasoning", "content" or "call"
         self._texts: list[str] = []  # of the part that is open
 
-    def add(
-        self, pieces: Sequence[Piece | CallPiece], logprobs: Sequence[TokenLogprob]
-    ) -> Iterator[Event]:
+    def add(self, pieces: Sequence[Piece | CallPiece]) -> Iterator[Event]:
         """Yield the events of what one delta settled."""
-        self._logprobs += logprobs
         for piece in pieces:
             if isinstance(piece, CallPiece):
                 yield from self._call(piece)
             else:
                 yield from self._text(piece)
-            self._logprobs = []
 
     def end(self, status: str) -> Iterator[Event]:
         """Yield the events that close the last item; status: "completed" or "incomplete"."""
@@ -58,7 +53,7 @@ class OutputBuilder:
         name = _PARTS[piece.kind]
         delta = self._at(f"response.{name}.delta") | {"content_index": 0, "delta": piece.text}
         if piece.kind == "content":
-            entries = self._entries()
+            entries = self._entries(piece.logprobs)
             part["logprobs"] += entries
             delta["logprobs"] = entries
         yield delta
@@ -133,10 +128,10 @@ class OutputBuilder:
             "output_index": len(self.items) - 1,
         }
 
-    def _entries(self) -> list[dict[str, Any]]:
+    def _entries(self, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
         if self._top is None:
             return []
-        return chat_entries(self._tokenizer, self._logprobs, self._top)
+        return chat_entries(self._tokenizer, logprobs, self._top)
 
 
 def _id(prefix: str) -> str:

@@ -32,8 +32,15 @@ def sampling_params(
 ) -> SamplingParams:
     """Return the engine's sampling parameters; values of null count as absent.
 
-    Raises ApiError 400 for token ids that the vocabulary has not.
+    Raises ApiError 400 for token ids that the vocabulary has not, and for more `min_tokens` than
+    `max_tokens`, which the request need not have said.
     """
+    least = request.min_tokens or 0
+    if least > max_tokens:
+        raise invalid(
+            "min_tokens",
+            f"'min_tokens' is {least}, but this answer may have at most {max_tokens} tokens.",
+        )
     defaults = engine.default_sampling
 
     def choose(name: str) -> Any:
@@ -56,7 +63,7 @@ def sampling_params(
         frequency_penalty=float(request.frequency_penalty or 0),
         repetition_penalty=float(choose("repetition_penalty")),
         logit_bias=_biases(request.logit_bias or {}, engine.vocab_size),
-        min_tokens=min(request.min_tokens or 0, max_tokens),
+        min_tokens=least,
         logprobs=request.top_logprobs_wanted,
         prompt_logprobs=request.prompt_logprobs_wanted,
         grammar=grammar,

@@ -124,7 +124,9 @@ def _ready_text(
     if engine.chat_template is None:
         path, example["prompt"] = "completions", "Once upon a time"
     else:
-        path, example["messages"] = "chat/completions", [{"role": "user", "content": "Hello!"}]
+        # A question that the smallest models answer well, too.
+        question = "What is the capital of France?"
+        path, example["messages"] = "chat/completions", [{"role": "user", "content": question}]
     header = " -H 'Authorization: Bearer KEY'" if settings.api_keys else ""
     return (
         f"ready, {name} at {url}/v1\n"

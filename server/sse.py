@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.generation import Generations, unless_disconnected
+from server.json_response import utf8
 
 __all__ = ["DONE", "NUMBER", "TEXT", "DirectSend", "EventStream", "TextEvents", "event"]
 
@@ -26,7 +27,7 @@ _LINE_BREAKS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": 
 
 def event(data: dict[str, Any], name: str | None = None) -> bytes:
     """Return one event; its JSON never holds what any client takes for a line break."""
-    return f"{_head(name)}data: {_line(_ENCODER.encode(data))}\n\n".encode()
+    return utf8(f"{_head(name)}data: {_line(_ENCODER.encode(data))}\n\n")
 
 
 class TextEvents:
@@ -47,9 +48,9 @@ class TextEvents:
     def __call__(self, text: str, number: int = 0) -> bytes:
         """Return the event with `text` and `number`."""
         shown = number if self._number else ""
-        return (
+        return utf8(
             f"{self._front}{_line(encode_basestring(text))}{self._middle}{shown}{self._back}"
-        ).encode()
+        )
 
 
 def _head(name: str | None) -> str:

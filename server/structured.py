@@ -1,6 +1,5 @@
 """What an answer must match: `response_format`, `structured_outputs`, `guided_*`, `grammar`."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,8 +7,9 @@ from typing import Any, Literal
 from grout.errors import GrammarError
 from grout.gbnf import is_gbnf, to_lark
 from grout.grammar import Grammar
-from server.errors import ApiError, invalid
+from server.errors import ApiError, invalid, not_unicode
 from server.schemas.generation import GenerationRequest
+from server.strict_json import lone_surrogate, parse_strict
 
 __all__ = ["Structure", "structure"]
 
@@ -109,10 +109,13 @@ def _from_guided(request: GenerationRequest) -> list[Found]:
 
 def _made(kind: Kind, value: Any, param: str) -> Structure:
     if kind == "json" and isinstance(value, str):
+        source = value
         try:
-            value = json.loads(value)
+            value = parse_strict(source)
         except (ValueError, RecursionError):
             raise invalid(param, f"Invalid '{param}': it is not JSON.") from None
+        if lone_surrogate(value, source) is not None:
+            raise not_unicode((param,))
     wanted = {"json": dict | bool, "regex": str, "choice": list, "grammar": str}[kind]
     if not isinstance(value, wanted):
         raise _wrong_type(param, kind)

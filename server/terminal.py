@@ -100,7 +100,7 @@ class Screen:
         try:
             return input("> " if self._is_terminal else "").strip()
         except KeyboardInterrupt:
-            print()
+            print("\n/exit or Ctrl-D leaves")
             return ""
         except EOFError:
             return None

@@ -8,12 +8,12 @@ A call becomes one only when it is complete and parses; whatever does not is con
 character as it was generated. Arguments are the generated JSON as it stands, never written anew.
 """
 
-import json
 import re
 import uuid
 from dataclasses import dataclass
 
 from server.pieces import CallPiece, Piece
+from server.strict_json import DECODER, lone_surrogate, parse_strict
 
 __all__ = ["CLOSE", "OPEN", "ToolParser", "parse_call"]
 
@@ -22,7 +22,7 @@ CLOSE = "</tool_call>"
 
 _SPACE = " \t\r\n"
 # What a guided call begins with (see `server.constraint`), and so what may be streamed at once.
-_GUIDED = re.compile(r'\s*\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (?=\{)')
+_GUIDED = re.compile(r'\s*\{"name": "([a-zA-Z0-9_.\-]+)", "arguments": (?=\{)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class ToolParser:
     def __init__(self, *, guided: bool = False) -> None:
         self._guided = guided
         self._held = ""
+        self._fed = 0
         self._before = ""  # space in front of the tag
         self._inside = False
         self._has_content = False
@@ -55,9 +56,15 @@ class ToolParser:
         """Whether the last call's end is still to come."""
         return self._streaming is not None
 
+    @property
+    def whole_calls(self) -> bool:
+        """Whether there are calls, and the arguments of each are all there."""
+        return self.calls > 0 and (self._streaming is None or self._streaming.done)
+
     def feed(self, text: str) -> list[Piece | CallPiece]:
         """Return the pieces that `text` settles; the rest is held back."""
         self._held += text
+        self._fed += len(text)
         pieces: list[Piece | CallPiece] = []
         while self._step(pieces):
             pass
@@ -70,9 +77,9 @@ class ToolParser:
             return []  # all that belongs to the call has been passed on
         pieces: list[Piece | CallPiece] = []
         if self._inside:
-            self._add(pieces, self._before + OPEN + held)
+            self._add(pieces, self._before + OPEN + held, 0)
         elif held.strip(_SPACE) or (held and not self.calls):
-            self._add(pieces, held)
+            self._add(pieces, held, 0)
         return pieces
 
     def _step(self, pieces: list[Piece | CallPiece]) -> bool:
@@ -85,11 +92,11 @@ class ToolParser:
         before, opened, after = self._held.partition(OPEN)
         if not opened:
             keep = _unsettled(before)
-            self._add(pieces, before[: len(before) - keep])
+            self._add(pieces, before[: len(before) - keep], keep)
             self._held = before[len(before) - keep :]
             return False
         text = before.rstrip(_SPACE)
-        self._add(pieces, text)
+        self._add(pieces, text, len(self._held) - len(text))
         self._before = before[len(text) :]
         self._held, self._inside = after, True
         return True
@@ -98,7 +105,7 @@ class ToolParser:
         if self._guided and (match := _GUIDED.match(self._held)):
             self._held = self._held[match.end() :]
             self._inside, self._streaming = False, _Scanner()
-            pieces.append(self._begin(json.loads(match[1]), ""))
+            pieces.append(self._begin(match[1], ""))
             return True
         end = _closing(self._held)
         if end < 0:
@@ -107,7 +114,7 @@ class ToolParser:
         self._inside = False
         call = parse_call(body)
         if call is None:
-            self._add(pieces, self._before + OPEN + body + CLOSE)
+            self._add(pieces, self._before + OPEN + body + CLOSE, len(self._held))
         else:
             pieces.append(self._begin(call.name, call.arguments))
         return True
@@ -129,12 +136,13 @@ class ToolParser:
         self.calls += 1
         return CallPiece(self.calls - 1, arguments, f"call_{uuid.uuid4().hex}", name)
 
-    def _add(self, pieces: list[Piece | CallPiece], text: str) -> None:
+    def _add(self, pieces: list[Piece | CallPiece], text: str, left: int) -> None:
+        """Add content. left: how much of what was fed comes after it."""
         if self.calls and not self._has_content:
             text = text.lstrip(_SPACE)  # between calls and the text after them
         if text:
             self._has_content = True
-            pieces.append(Piece("content", text))
+            pieces.append(Piece("content", text, self._fed - left))
 
 
 class _Scanner:
@@ -168,14 +176,17 @@ class _Scanner:
 
 
 def parse_call(text: str) -> ParsedCall | None:
-    """Return the call in the text between the tags, or None where it is not one."""
+    """Return the call in the text between the tags, or None where it is not one.
+
+    What a client could not send back as a part of the conversation is none.
+    """
     spans: dict[str, tuple[object, str]] = {}
     try:
         at = _expect(text, 0, "{")
         while True:
-            key, end = _DECODER.raw_decode(text, _skip(text, at))
+            key, end = DECODER.raw_decode(text, _skip(text, at))
             at = _skip(text, _expect(text, end, ":"))
-            value, end = _DECODER.raw_decode(text, at)
+            value, end = DECODER.raw_decode(text, at)
             if not isinstance(key, str) or key in spans:
                 return None
             spans[key] = (value, text[at:end])
@@ -191,6 +202,8 @@ def parse_call(text: str) -> ParsedCall | None:
     arguments = _arguments(*spans.get("arguments", (None, "")))
     if not isinstance(name, str) or not name or arguments is None:
         return None
+    if lone_surrogate([name, spans["arguments"][0]], text) is not None:
+        return None
     return ParsedCall(name, arguments)
 
 
@@ -199,17 +212,12 @@ def _arguments(value: object, source: str) -> str | None:
         return source
     if isinstance(value, str):  # some models quote them
         try:
-            return value if isinstance(_DECODER.decode(value), dict) else None
+            quoted = parse_strict(value)
         except (ValueError, RecursionError):
             return None
+        if isinstance(quoted, dict) and lone_surrogate(quoted, value) is None:
+            return value
     return None
-
-
-def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def _skip(text: str, at: int) -> int:

@@ -17,6 +17,7 @@ from tilert.errors import (
 )
 from tilert.event import Event
 from tilert.exchange import from_cuda_array, from_dlpack
+from tilert.explain import Explanation, explain
 from tilert.graph import Graph, capture
 from tilert.index_map import IndexMap, UniqueIndex
 from tilert.kernel import Kernel, inline, kernel
@@ -44,6 +45,7 @@ __all__ = [
     "DeviceError",
     "Dyn",
     "Event",
+    "Explanation",
     "Graph",
     "IndexMap",
     "IndexProof",
@@ -74,6 +76,7 @@ __all__ = [
     "checking",
     "device",
     "empty",
+    "explain",
     "f8e4m3",
     "f8e5m2",
     "f16",

@@ -3,28 +3,33 @@
 import math
 from collections.abc import Callable, Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tilert.device import Device, check_device
 from tilert.dtypes import DType, check_dtype, dtype_of
-from tilert.errors import DeviceError, OwnershipError
+from tilert.errors import OwnershipError
 from tilert.exchange import dlpack_device, export_dlpack
 from tilert.fill_value import fill_value
 from tilert.index_map import IndexMap
 from tilert.limits import MAX_AXES, MAX_BYTES
 from tilert.loan import Loan
 from tilert.ownership import Region, overlap
-from tilert.partition import Partition
+from tilert.partition import Partition, Tiling
 from tilert.piece_map import PieceMap
 from tilert.placement import Pieces
 from tilert.rebind import Maker
 from tilert.storage import Storage
-from tilert.strides import Shape, flatten, full_shape, point, reshape_strides, row_major
-
-if TYPE_CHECKING:
-    from tilert.repeat import Repeat
+from tilert.strides import (
+    Shape,
+    flatten,
+    full_shape,
+    new_shape,
+    point,
+    reshape_strides,
+    row_major,
+)
 
 __all__ = ["Array", "empty", "from_numpy", "full", "submit_copy", "zeros"]
 
@@ -44,8 +49,7 @@ class Array:
         offset: of element (0, ..., 0) in the storage, in elements.
         dtype: element type.
         readonly: why the array may not be written, or "" if it may.
-        grids: number of pieces on each axis for every tile that it has been partitioned by.
-        repeats: launches that write it first and may be made again; see `tilert.repeat`.
+        tilings: for every tile that it has been partitioned by, the whole of its pieces.
         types: what launches know of it by the run-time axes of a parameter; see `tilert.op`.
     """
 
@@ -53,13 +57,12 @@ class Array:
         "__weakref__",
         "_region",
         "dtype",
-        "grids",
         "offset",
         "readonly",
-        "repeats",
         "shape",
         "storage",
         "strides",
+        "tilings",
         "types",
     )
 
@@ -81,8 +84,7 @@ class Array:
         self.offset = offset
         self.readonly = readonly
         self._region: Region | None = None
-        self.grids: dict[Shape, Shape] | None = None
-        self.repeats: dict[tuple[object, ...], Repeat] | None = None
+        self.tilings: dict[Shape, Tiling] | None = None
         self.types: dict[frozenset[int], int] = {}
 
     def __repr__(self) -> str:
@@ -444,19 +446,8 @@ def empty(shape: int | tuple[int, ...], dtype: DType, device: Device) -> Array:
     """
     check_dtype(dtype)
     check_device(device)
-    extents = flatten((shape,))
-    if any(n < 0 for n in extents):
-        raise ValueError(f"negative extent in shape {list(extents)}")
-    if len(extents) > MAX_AXES:
-        raise ValueError(f"an array has at most {MAX_AXES} axes, got {len(extents)}")
-    # With empty axes as 1: strides are products of extents too.
-    if math.prod(max(n, 1) for n in extents) * dtype.itemsize > MAX_BYTES:
-        raise DeviceError(
-            f"{device.name} is out of memory: an array of shape {list(extents)} has more bytes than"
-            " any machine"
-        )
-    storage = Storage(device, math.prod(extents) * dtype.itemsize)
-    return Array(storage, dtype, extents, row_major(extents))
+    extents, nbytes = new_shape(shape, dtype.itemsize, device.name)
+    return Array(Storage(device, nbytes), dtype, extents, row_major(extents))
 
 
 def zeros(shape: int | tuple[int, ...], dtype: DType, device: Device) -> Array:
@@ -471,8 +462,15 @@ def full(shape: int | tuple[int, ...], value: float, dtype: DType, device: Devic
         As `empty`, and ValueError if the value is no number or does not fit an integer dtype.
     """
     check_dtype(dtype)
+    check_device(device)
     filling = fill_value(value, dtype)
-    array = empty(shape, dtype, device)
+    extents, nbytes = new_shape(shape, dtype.itemsize, device.name)
+    zeroed = None
+    if device.recorder is None and not any(filling.tobytes()):
+        zeroed = device.allocate_zeros(nbytes)
+    array = Array(Storage(device, nbytes, zeroed), dtype, extents, row_major(extents))
+    if zeroed is not None:
+        return array
     if array.size:
         maker = None
         if device.recorder is not None:

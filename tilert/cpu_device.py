@@ -29,10 +29,14 @@ _ALIGNMENT = 64
 
 
 class HostBlock:
-    """A NumPy buffer whose address is a multiple of 64."""
+    """A NumPy buffer whose address is a multiple of 64.
 
-    def __init__(self, nbytes: int) -> None:
-        raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
+    Args:
+        zeros: whether it holds zeros, which take no memory until something is written to them.
+    """
+
+    def __init__(self, nbytes: int, zeros: bool = False) -> None:
+        raw = (np.zeros if zeros else np.empty)(nbytes + _ALIGNMENT, np.uint8)
         shift = -raw.ctypes.data % _ALIGNMENT
         self.host = raw[shift : shift + nbytes]
         self.address = raw.ctypes.data + shift
@@ -90,14 +94,20 @@ class CpuDevice(Device):
 
             self._checker = checker.Checker(strict=self.checks == Checks.STRICT)
 
-    def allocate(self, nbytes: int) -> HostBlock:
+    def allocate(self, nbytes: int, zeros: bool = False) -> HostBlock:
         """See `Device`."""
         try:
-            return HostBlock(nbytes)
+            return HostBlock(nbytes, zeros)
         except MemoryError:
             raise DeviceError(
                 f"cpu is out of memory: {nbytes / 2**30:.2f} GiB were asked for"
             ) from None
+
+    def allocate_zeros(self, nbytes: int) -> HostBlock | None:
+        """See `Device`."""
+        if self._checker is not None:
+            return None  # It has to be told what is written.
+        return self.allocate(nbytes, zeros=True)
 
     def compile(self, function: ir.Function) -> Launcher:
         """See `Device`."""

@@ -11,7 +11,7 @@ from tilert import disk_cache, driver, ir
 from tilert.array import empty, submit_copy
 from tilert.checks import Check, checks_of
 from tilert.copy_plan import copy_plan
-from tilert.cuda_graph import CudaGraph
+from tilert.cuda_graph import CudaGraph, early_kernels
 from tilert.device import Call, Launcher
 from tilert.errors import DeviceError, LaunchError
 from tilert.event import Event
@@ -30,7 +30,14 @@ __all__ = ["CudaDevice", "arch_of"]
 # Below this the driver's own staging is quicker than ours; it never waits for the device.
 _SMALL = 64 * 1024
 
-_thread = threading.local()
+
+class _Thread(threading.local):
+    """What the calling thread has as the current device."""
+
+    device: "CudaDevice | None" = None
+
+
+_thread = _Thread()
 
 
 def arch_of(capability: tuple[int, int]) -> str:
@@ -110,13 +117,14 @@ class CudaLauncher:
     def __init__(
         self, device: "CudaDevice", function: ir.Function, handle: driver.Handle, threads: int,
         shared_bytes: int, sites: tuple[Site, ...] | None = None, maps: tuple[TensorMap, ...] = (),
-        walks: bool = False,
+        walks: bool = False, waits: bool = False,
     ) -> None:  # fmt: skip
         self._device = device
         faults = device.watch.faults
         self._after = faults.arguments(function, sites) if faults is not None else []
         self._maps = maps
         self._walks = walks
+        self._waits = waits
         self._handle = handle
         self._threads = threads
         self._shared_bytes = shared_bytes
@@ -152,7 +160,10 @@ class CudaLauncher:
         return driver.Launch(
             self._handle, blocks, self._threads, self._shared_bytes, values,
             [packed(spec, arrays[spec.param]) for spec in self._maps],
-        )  # fmt: skip
+            # A decode step of 32 or 64 sequences takes 3 % longer where kernels start early behind
+            # pipelined ones too, which leave no room for others (docs/benchmarks/README.md).
+            waits=self._waits, leads=self._waits and not self._walks,
+        ).enqueue  # fmt: skip
 
 
 class CudaDevice(QueuedDevice):
@@ -161,10 +172,13 @@ class CudaDevice(QueuedDevice):
     Attributes:
         arch: what kernels are compiled for.
         checks: which checks are compiled into kernels.
+        early_kernels: whether kernels of graphs may start before the one before them is complete,
+            and wait for it themselves; as TILERT_EARLY_KERNELS says when the device is made.
     """
 
     kind = "cuda"
     arch: str
+    shared_bytes: int
     watch: Watch
 
     def __init__(self, index: int, check: Check = None) -> None:
@@ -191,7 +205,8 @@ class CudaDevice(QueuedDevice):
                 f" {self._capability[0]}.{self._capability[1]}; 8.0 or newer is needed"
             )
         self.arch = arch_of(self._capability)
-        self._max_shared = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+        self.early_kernels = early_kernels(self._capability)
+        self.shared_bytes = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         self._max_pitch = self._attribute("MAX_PITCH")
         self.concurrent = self._attribute("MULTIPROCESSOR_COUNT")
         self.enter()
@@ -209,7 +224,7 @@ class CudaDevice(QueuedDevice):
 
     def enter(self) -> None:
         """Make the device current for the calling thread; every driver call needs it."""
-        if getattr(_thread, "device", None) is not self:
+        if _thread.device is not self:
             driver.set_context(self._context)
             _thread.device = self
 
@@ -298,6 +313,10 @@ class CudaDevice(QueuedDevice):
         """See `Device`."""
         self.enter()
         self.collect()
+        if self.garbage and self.recorder is None:
+            # Before taking more: what has died is in use, and would add up.
+            self._wait_for_all()
+            self.collect()
         address = driver.allocate_host(max(nbytes, 1))
         return _PinnedBlock(QueuedBlock(address, None, self._free_pinned, self.garbage), nbytes)
 
@@ -375,17 +394,17 @@ class CudaDevice(QueuedDevice):
         from tilert.unsafe_kernel import cuda_source
 
         source = cuda_source(function, self.arch, self.checks)
-        if source.shared_bytes > self._max_shared:
+        if source.shared_bytes > self.shared_bytes:
             raise LaunchError(
                 f"kernel '{function.name}' needs {source.shared_bytes} bytes of shared memory,"
-                f" {self.name} has {self._max_shared}; use smaller tiles"
+                f" {self.name} has {self.shared_bytes}; use smaller tiles"
             )
         cubin = disk_cache.cubin(source.text, source.entry, self.arch)
         self.enter()
         handle = driver.load_function(cubin, source.entry, source.shared_bytes)
         return CudaLauncher(
             self, function, handle, source.threads, source.shared_bytes, source.sites,
-            source.maps, source.walks,
+            source.maps, source.walks, source.waits,
         )  # fmt: skip
 
     # Order
@@ -411,7 +430,7 @@ class CudaDevice(QueuedDevice):
             "arch": self.arch,
             "driver": driver.driver_version(),
             "multiprocessors": self._attribute("MULTIPROCESSOR_COUNT"),
-            "shared_bytes_per_block": self._max_shared,
+            "shared_bytes_per_block": self.shared_bytes,
             "l2_bytes": self._attribute("L2_CACHE_SIZE"),
             "memory_bytes": driver.memory_info()[1],
         }

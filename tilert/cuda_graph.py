@@ -1,15 +1,30 @@
 """Graphs of the cuda device, recorded by stream capture (rule O6)."""
 
+import os
 from typing import TYPE_CHECKING
 
 from tilert import driver
-from tilert.errors import LaunchError
-from tilert.recording import Piece, issue
+from tilert.errors import DeviceError, LaunchError
+from tilert.recording import Piece, enqueue, issue
 
 if TYPE_CHECKING:
     from tilert.cuda_device import CudaDevice
 
-__all__ = ["CudaGraph"]
+__all__ = ["CudaGraph", "early_kernels"]
+
+_SWITCH = "TILERT_EARLY_KERNELS"
+
+
+def early_kernels(capability: tuple[int, int]) -> bool:
+    """Whether kernels of graphs start early: where the GPU can, and TILERT_EARLY_KERNELS is not 0.
+
+    Raises:
+        DeviceError: if TILERT_EARLY_KERNELS is neither 0 nor 1.
+    """
+    setting = os.environ.get(_SWITCH, "")
+    if setting not in ("", "0", "1"):
+        raise DeviceError(f"{_SWITCH}={setting!r}; use 0 or 1")
+    return setting != "0" and capability >= (9, 0)
 
 
 class CudaGraph:
@@ -55,11 +70,38 @@ class CudaGraph:
             self.close()
 
 
-class _Marks:
-    """Events inside a capture. They say nothing outside it, so they are not used again."""
+class _Recording:
+    """What stream capture is told: the pieces, and who waits for whom.
 
-    def __init__(self) -> None:
+    Kernels that wait for earlier grids themselves may start early (programmatic dependent launch).
+    That is sound where the kernel before in the stream, and it alone, comes before: it waits as
+    well, so when it is complete, all that it is behind is. Whatever else comes between is a full
+    edge: copies, fills, kernels that do not wait, waits for other branches, the graph's beginning.
+
+    The events of a capture say nothing outside it, so they are not used again.
+    """
+
+    def __init__(self, early: bool) -> None:
+        self._early = early
         self._made: list[driver.Handle] = []
+        # By identity, streams whose next node comes after one kernel that waits, and nothing else.
+        self._behind_kernel: set[int] = set()
+
+    def put(self, piece: Piece, queue: driver.Handle) -> None:
+        """Enqueue a piece on a stream that is captured."""
+        launch = getattr(piece.call, "__self__", None)
+        if not isinstance(launch, driver.Launch) or not launch.waits:
+            self._behind_kernel.discard(id(queue))
+            enqueue(piece, queue)
+            return
+        if self._early and id(queue) in self._behind_kernel:
+            launch.enqueue_early(queue)
+        else:
+            launch.enqueue(queue)
+        if launch.leads:
+            self._behind_kernel.add(id(queue))
+        else:
+            self._behind_kernel.discard(id(queue))
 
     def mark(self, queue: driver.Handle) -> driver.Handle:
         """See `tilert.order.Queues`."""
@@ -70,6 +112,7 @@ class _Marks:
 
     def hold(self, queue: driver.Handle, mark: driver.Handle) -> None:
         """See `tilert.order.Queues`."""
+        self._behind_kernel.discard(id(queue))
         driver.hold_stream(queue, mark)
 
     def passed(self, mark: driver.Handle) -> bool:
@@ -98,14 +141,14 @@ def _record(device: "CudaDevice", pieces: list[Piece]) -> driver.Handle:
         return streams[used - 1]
 
     first, used = take(), 0
-    marks = _Marks()
+    recording = _Recording(device.early_kernels)
     driver.begin_capture(first)
     try:
         try:
-            issue(marks, pieces, take)
+            issue(recording, pieces, take, recording.put)
         except BaseException:
             driver.drop_capture(first)
             raise
         return driver.end_capture(first)
     finally:
-        marks.destroy()
+        recording.destroy()

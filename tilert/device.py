@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -95,6 +95,7 @@ class Device(ABC):
         name: what `device(name)` takes, such as "cuda:0".
         arch: what kernels are compiled for, such as "sm_90a"; None where they are not compiled.
         concurrent: how many programs run at once, of kernels that walk their pieces.
+        shared_bytes: most shared memory of a block; None where there are no blocks.
         checks: how much is checked while kernels run.
         queue: what calls are given, unless they are for a stream.
         lock: held while work is enqueued, and throughout a capture.
@@ -109,6 +110,7 @@ class Device(ABC):
     name: str
     arch: str | None = None
     concurrent: int = 1
+    shared_bytes: int | None = None
     kept_launchers: int | None = None
     checks: Checks = Checks.NONE
 
@@ -153,9 +155,10 @@ class Device(ABC):
     def submit(
         self,
         call: Call,
-        uses: Iterable[Use],
+        uses: Sequence[Use],
         maker: "Maker | None" = None,
         stream: Stream | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         """Enqueue `call`, or record it during a capture.
 
@@ -164,16 +167,32 @@ class Device(ABC):
             uses: memory that it touches, which lives as long as a graph that holds the work.
             maker: makes the call again, on other memory; without, a graph of it cannot be rebound.
             stream: where to enqueue it; by default the device's own queue.
+            check: raises where it may not be enqueued as things are; called with the lock held,
+                and again if another thread had the lock in between.
 
         Raises:
             LaunchError: if the stream is closed, or of another device.
         """
         with self.lock:
+            if check is not None:
+                check()
             lane = None if stream is None else stream.lane(self)
             if self.recorder is None:
                 call(self.queue)
             else:
                 self.recorder.note(call, tuple(uses), maker, lane)
+
+    def submit_alone(self, call: Call) -> bool:
+        """Enqueue `call` on the device's own queue, if nothing has to be known of it for that.
+
+        Gives whether that was so: not during a capture, nor while there are other queues. Then
+        nothing was done, and `submit` does it.
+        """
+        with self.lock:
+            if self.recorder is not None:
+                return False
+            call(self.queue)
+            return True
 
     def settled(self, uses: "Sequence[Use]") -> bool:
         """Whether no copy that another thread enqueues in parts conflicts with the uses.
@@ -213,6 +232,14 @@ class Device(ABC):
         Raises:
             DeviceError: if there is not enough.
         """
+
+    def allocate_zeros(self, nbytes: int) -> Block | None:
+        """Memory of zeros, if that takes no work; not during a capture.
+
+        Raises:
+            DeviceError: as `allocate`.
+        """
+        return None
 
     @abstractmethod
     def compile(self, function: ir.Function) -> Launcher:

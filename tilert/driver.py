@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from tilert.errors import DeviceError
 
-__all__ = ["Handle", "Launch", "LostError", "OutOfMemoryError"]
+__all__ = ["Handle", "LostError", "OutOfMemoryError"]
 
 Handle: TypeAlias = Any
 
@@ -376,15 +376,21 @@ def tensor_map(
 
 
 class Launch:
-    """A kernel launch with its arguments packed, callable any number of times.
+    """A kernel launch with its arguments packed.
 
     Args:
         values: the kernel's arguments: addresses, int64 and int32, each in 8 bytes; a kernel reads
             the low ones (both CUDA's hosts and devices are little-endian).
         maps: tensor maps that it takes before them.
+
+    Attributes:
+        waits: whether the kernel waits for earlier grids itself, before it touches memory.
+        leads: whether it is worth it to start the next one early.
+        values: the arguments, then the pointers to them and to the maps that the driver takes.
     """
 
-    __slots__ = ("_head", "_launch", "_maps", "_ok", "_tail", "_values")
+    __slots__ = ("_blocks", "_enqueue", "_function", "_maps", "_pointers", "_shared_bytes",
+                 "_threads", "leads", "values", "waits")  # fmt: skip
 
     def __init__(
         self,
@@ -392,29 +398,54 @@ class Launch:
         blocks: int,
         threads: int,
         shared_bytes: int,
-        values: list[int],
+        values: Sequence[int],
         maps: Sequence[TensorMap] = (),
+        waits: bool = False,
+        leads: bool = False,
     ) -> None:
-        cu = _cu()
+        self.waits = waits
+        self.leads = leads
         n, first = len(values), len(maps)
-        # The values, then the pointers to them that the driver takes.
-        self._values = (ctypes.c_int64 * (2 * n + first))()
+        self._function = function
+        self._blocks = blocks
+        self._threads = threads
+        self._shared_bytes = shared_bytes
         self._maps = maps
-        base = ctypes.addressof(self._values)
+        self.values = (ctypes.c_int64 * (2 * n + first))(*values)
+        base = ctypes.addressof(self.values)
         for i, packed in enumerate(maps):
-            self._values[n + i] = packed.address
-        for i, value in enumerate(values):
-            self._values[i] = value
-            self._values[n + first + i] = base + 8 * i
-        self._head = (function, blocks, 1, 1, threads, 1, 1, shared_bytes)
-        self._tail = (base + 8 * n, 0)
-        self._launch = cu.cuLaunchKernel
-        self._ok = cu.CUresult.CUDA_SUCCESS
+            self.values[n + i] = packed.address
+        for i in range(n):
+            self.values[n + first + i] = base + 8 * i
+        self._pointers = base + 8 * n
+        self._enqueue = _cu().cuLaunchKernel
 
-    def __call__(self, stream: Handle) -> None:
-        (status,) = self._launch(*self._head, stream, *self._tail)
-        if status != self._ok:
+    def enqueue(self, stream: Handle) -> None:
+        """Enqueue it on a stream; may be called any number of times."""
+        (status,) = self._enqueue(
+            self._function, self._blocks, 1, 1, self._threads, 1, 1, self._shared_bytes, stream,
+            self._pointers, 0,
+        )  # fmt: skip
+        # An enumeration of ints, in which success is 0.
+        if status:
             _fail("cuLaunchKernel", status)
+
+    def enqueue_early(self, stream: Handle) -> None:
+        """Enqueue it so that it may start before the kernel enqueued last is complete.
+
+        For a kernel that waits itself, behind one that does; the driver refuses no other.
+        """
+        cu = _cu()
+        attribute = cu.CUlaunchAttribute()
+        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = self._blocks, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self._threads, 1, 1
+        config.sharedMemBytes = self._shared_bytes
+        config.hStream = stream
+        config.attrs, config.numAttrs = [attribute], 1
+        _call("cuLaunchKernelEx", config, self._function, self._pointers, 0)
 
 
 # Graphs

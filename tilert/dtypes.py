@@ -123,6 +123,16 @@ def check_dtype(dtype: object) -> None:
     raise TypeError(f"expected a dtype such as tilert.f32, got {shown}{hint}")
 
 
+# By what arrays of a type that kernels have not are usually converted to.
+_NEAR = {
+    "float64": "np.float32",
+    "longdouble": "np.float32",
+    "int16": "np.int32",
+    "uint16": "np.uint32",
+    "uint64": "np.int64",
+}
+
+
 def dtype_of(dtype: np.dtype[Any]) -> DType:
     """The tilert dtype of a NumPy dtype.
 
@@ -133,7 +143,9 @@ def dtype_of(dtype: np.dtype[Any]) -> DType:
         return _BY_NUMPY[np.dtype(dtype)]
     except KeyError:
         known = ", ".join(sorted(d.name for d in _BY_NUMPY.values()))
-        raise TypeError(f"numpy dtype {dtype} has no tilert type; known: {known}") from None
+        near = _NEAR.get(np.dtype(dtype).name)
+        hint = f"; .astype({near}) converts" if near else ""
+        raise TypeError(f"numpy dtype {dtype} has no tilert type; known: {known}{hint}") from None
 
 
 def promote(a: DType, b: DType) -> DType | None:

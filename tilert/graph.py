@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilert.device import Device, Use
 from tilert.errors import LaunchError
-from tilert.ownership import Place, caller
+from tilert.ownership import At, Place, where
 from tilert.rebind import Swap
 from tilert.recording import Piece, Recorder
 
@@ -22,12 +22,13 @@ __all__ = ["Graph", "capture"]
 class Graph:
     """Recorded work on one device. It keeps every array it touches alive until it is closed."""
 
-    def __init__(self, device: Device, pieces: list[Piece], place: Place) -> None:
+    def __init__(self, device: Device, pieces: list[Piece], at: At) -> None:
         self.device = device
-        self._captured = None, place
+        self._captured = None, at
         self._executable = device.make_graph(pieces)
-        self._enqueue = self._executable.enqueue
         self._open = True
+        # One list for good: a replay that waits for others uses what it is then.
+        self._uses: list[Use] = []
         self._adopt(pieces)
 
     def _adopt(self, pieces: list[Piece]) -> None:
@@ -40,7 +41,8 @@ class Graph:
                 regions[region] = write or regions.get(region, False)
         self._pieces = pieces
         self._regions = [(storage, list(regions.items())) for storage, regions in used.items()]
-        self._uses: list[Use] = [
+        self._holds = [storage.holds for storage in used]
+        self._uses[:] = [
             (storage, region, write)
             for storage, regions in self._regions
             for region, write in regions
@@ -50,7 +52,8 @@ class Graph:
         state = "" if self._open else "closed "
         count = len(self._pieces)
         holds = f", {count} piece{'' if count == 1 else 's'} of work" if self._open else ""
-        return f"<{state}graph of {self.device.name} captured at {self._captured[1]}{holds}>"
+        place = Place(*self._captured[1])
+        return f"<{state}graph of {self.device.name} captured at {place}{holds}>"
 
     def replay(self, stream: "Stream | None" = None) -> None:
         """Enqueue everything again: one piece of work, which reads and writes what was recorded.
@@ -64,22 +67,19 @@ class Graph:
             MovedError: if an op, or a borrower who may write, holds memory that the graph uses
                 (O5), or anybody memory that it writes.
         """
-        device = self.device
-        with device.lock:
-            self._check_replay()
-            while not device.settled(self._uses):
-                # Meanwhile it may have been rebound or closed.
-                self._check_replay()
-            if device.trail is not None:
-                device.trail.add(self._captured)
-            device.submit(self._enqueue, self._uses, None, stream)
+        self.device.submit(self._enqueue, self._uses, None, stream, self._check_replay)
+
+    def _enqueue(self, queue: Any) -> None:
+        if self.device.trail is not None:
+            self.device.trail.add(self._captured)
+        self._executable.enqueue(queue)
 
     def _check_replay(self) -> None:
         self._check_open()
         if self.device.recorder is not None:
             self.device.refuse_in_capture("the replay of another graph")
-        for storage, regions in self._regions:
-            if storage.holds:
+        if any(self._holds):
+            for storage, regions in self._regions:
                 for region, write in regions:
                     storage.check_free(region, write)
 
@@ -150,7 +150,7 @@ def capture(device: Device, fn: "Callable[[], Any] | Work") -> Graph:
     # Work is captured by graphs, and so is above them.
     from tilert.work import Work
 
-    place = caller(2)
+    at = where(2)
     start = fn.run if isinstance(fn, Work) else fn
     if not callable(start):
         raise LaunchError(
@@ -169,7 +169,7 @@ def capture(device: Device, fn: "Callable[[], Any] | Work") -> Graph:
                 made.run()
             recorder.check_recorded()
             device.recorder = None
-            return Graph(device, recorder.pieces, place)
+            return Graph(device, recorder.pieces, at)
         except BaseException:
             device.recorder = None
             recorder.drop()

@@ -61,6 +61,7 @@ class IndexMap:
                 " or a PageTable"
             )
         self._entries = array
+        self._shown = array.as_readonly(_READONLY)
         self.upper = upper
 
     def __len__(self) -> int:
@@ -74,7 +75,7 @@ class IndexMap:
     @property
     def array(self) -> "Array":
         """The entries, i32[len]; kernels may read them and nothing may write them."""
-        return self._entries.as_readonly(_READONLY)
+        return self._shown
 
     @property
     def device(self) -> "Device":
@@ -103,8 +104,7 @@ class UniqueIndex(IndexMap, proof=_CHECKED):
                 "O7 indexed pieces: UniqueIndex.checked(values, device) makes an index map; it"
                 " looks at every row"
             )
-        self._entries = array
-        self.upper = upper
+        super().__init__(array, upper)
         self._limit: int | None = None
 
     @classmethod

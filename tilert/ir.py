@@ -198,7 +198,7 @@ def walk(block: Block) -> Iterator[Op]:
 
 
 def format_function(function: Function) -> str:
-    """The function as text, for people and for cache keys: equal text means equal meaning."""
+    """The function as text: equal text means equal meaning."""
     names: dict[Value, str] = {}
 
     def name(value: Value) -> str:
@@ -220,7 +220,7 @@ def format_function(function: Function) -> str:
             lines.append(pad + "^ " + ", ".join(f"{name(a)}: {a.type}" for a in block.args))
         for op in block.ops:
             left = ", ".join(f"{name(r)}: {r.type}" for r in op.results)
-            attrs = " ".join(f"{k}={v!r}" for k, v in sorted(op.attrs.items()))
+            attrs = " ".join(f"{k}={_shown(v)}" for k, v in sorted(op.attrs.items()))
             args = ", ".join(name(a) for a in op.args)
             lines.append(f"{pad}{left}{' = ' if left else ''}{op.name}({args}) {attrs}".rstrip())
             for region in op.regions:
@@ -230,3 +230,16 @@ def format_function(function: Function) -> str:
 
     emit(function.body, 1)
     return "\n".join(lines)
+
+
+def _shown(attr: object) -> str:
+    """An attribute; parameters, which the head describes, by name."""
+    if isinstance(attr, Param):
+        return attr.name
+    if isinstance(attr, DType):
+        return attr.name
+    if isinstance(attr, Access):
+        return f"{attr.kind} of {attr.size}" + (f" by args[{attr.arg}]" if attr.arg >= 0 else "")
+    if isinstance(attr, tuple) and attr and isinstance(attr[0], Access):
+        return f"[{', '.join(map(_shown, attr))}]"
+    return repr(attr)

@@ -35,10 +35,10 @@ class Kernel(Signature):
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.source = read_source(fn, "tilert.kernel")
-        super().__init__(fn.__name__, read_params(fn, self.source))
+        self._captured = Captured()
+        super().__init__(fn.__name__, read_params(fn, self.source), self._captured.number)
         self.__doc__ = fn.__doc__
         self._fn = fn
-        self._captured = Captured()
         self._cache: OrderedDict[Any, Function] = OrderedDict()
         self._lock = threading.Lock()
         check_body(self.source, self.decls, Outside(fn, Reads()))
@@ -49,10 +49,6 @@ class Kernel(Signature):
         from tilert.op import Plan
 
         return Plan(self.decls, walks(self.source, self.decls))
-
-    def captured(self) -> int:
-        """See `Signature`."""
-        return self._captured.number()
 
     def specialize(
         self,
@@ -94,8 +90,8 @@ def kernel(fn: Callable[..., Any]) -> Kernel:
     """Make a kernel of a function over tiles.
 
     Raises:
-        TypeError: if it is no plain `def`, or its source is not at hand.
-        KernelError: if the source breaks a rule that no argument could mend.
+        TypeError: if it is no plain `def`.
+        KernelError: if its source is not at hand, or breaks a rule that no argument could mend.
     """
     return Kernel(fn)
 
@@ -104,6 +100,7 @@ def inline(fn: Callable[..., Any]) -> Inline:
     """Make a function that kernels may call; its body is inlined at each call.
 
     Raises:
-        TypeError: if it is no plain `def`, or its source is not at hand.
+        TypeError: if it is no plain `def`.
+        KernelError: if its source is not at hand.
     """
     return Inline(fn)

@@ -3,13 +3,17 @@
 from typing import TYPE_CHECKING, Any
 
 from tilert.errors import DeviceError
-from tilert.ownership import Region, caller
+from tilert.ownership import Place, Region, caller
 from tilert.shared_memory import note_shared
 
 if TYPE_CHECKING:
     from tilert.array import Array
 
 __all__ = ["Loan"]
+
+
+class _Term:
+    """For as long as it lives, the memory of a loan is shared."""
 
 
 class Loan:
@@ -37,22 +41,50 @@ class Loan:
             array.check_writable("lending to a writer")
         self.array = array
         self.write = write
-        place = caller(2)
-        device = array.device
-        device.refuse_in_capture("lending an array")
-        own = array.region
-        self._lease = array.storage.lease(own, place, through, not write)
+        self._through = through
+        self._place = place = caller(2)
+        array.device.refuse_in_capture("lending an array")
+        self._term: _Term | None = _Term()
+        hold = array.storage.lease(self)
+        try:
+            self._begin(place)
+        except BaseException:
+            # The traceback keeps this object; what is not lent is not held meanwhile.
+            array.storage.holds.discard(hold)
+            self._term = None
+            raise
+
+    def _begin(self, place: Place) -> None:
+        array, own, device = self.array, self.region, self.array.device
         start = array.storage.address + own.start
         region = Region(start, own.shape, own.strides, own.itemsize)
-        note_shared(
-            self, device, region, write, f"lent through {through}", place, within=array.storage
-        )
+        what = f"lent through {self._through}"
+        note_shared(self._term, device, region, self.write, what, place, within=array.storage)
         with device.lock:
-            while not device.settled(((array.storage, own, write),)):
+            while not device.settled(((array.storage, own, self.write),)):
                 pass
         device.synchronize()
-        if write:
+        if self.write:
             device.lent(array)
+
+    @property
+    def region(self) -> Region:
+        """See `tilert.ownership.Holder`."""
+        return self.array.region
+
+    @property
+    def reading(self) -> bool:
+        """See `tilert.ownership.Holder`."""
+        return not self.write
+
+    @property
+    def whose(self) -> str:
+        """See `tilert.ownership.Holder`."""
+        only = ", to be read only by both," if self.reading else ""
+        return (
+            f"a borrower: it was lent{only} through {self._through} at {self._place}; drop what was"
+            " made of it to have it back"
+        )
 
     def __repr__(self) -> str:
         return f"<loan of {self.array!r} to {'write' if self.write else 'read'}>"

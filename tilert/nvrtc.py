@@ -7,7 +7,7 @@ from typing import Any
 
 from tilert.errors import CompileError
 
-__all__ = ["OPTIONS", "Resources", "compile", "resources", "version"]
+__all__ = ["OPTIONS", "Resources", "build", "compile", "version"]
 
 # 177: a declared function is not used; every kernel carries the same helpers.
 OPTIONS = ("--std=c++17", "-default-device", "--diag-suppress=177")
@@ -62,25 +62,26 @@ def compile(text: str, entry: str, arch: str) -> bytes:
     return cubin
 
 
-def resources(text: str, entry: str, arch: str) -> Resources:
-    """What the compiled kernel uses.
+def build(text: str, entry: str, arch: str) -> tuple[bytes, Resources]:
+    """As `compile`, with what the compiled kernel uses.
 
     Raises:
         CompileError: as `compile`, or if the assembler reports nothing.
     """
     # What NVRTC finds in a cache of its own is not assembled, and so not reported on.
-    _, log = _compile(text, entry, arch, ("--ptxas-options=--verbose", "--no-cache"))
+    cubin, log = _compile(text, entry, arch, ("--ptxas-options=--verbose", "--no-cache"))
     registers = re.search(r"Used (\d+) registers", log)
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
     shared = re.search(r"(\d+) bytes smem", log)
     if registers is None or spills is None:
         raise CompileError(f"kernel '{entry}': the assembler reported no resources:\n{log}")
-    return Resources(
+    used = Resources(
         int(registers[1]),
         int(spills[1]),
         int(spills[2]),
         int(shared[1]) if shared is not None else 0,
     )
+    return cubin, used
 
 
 def _compile(text: str, entry: str, arch: str, extra: tuple[str, ...]) -> tuple[bytes, str]:

@@ -7,17 +7,17 @@ from typing import Any, Protocol, TypeAlias
 
 from tilert import ir
 from tilert.array import Array
-from tilert.bound import Bound, nothing
+from tilert.bound import Bound, nothing, reads
 from tilert.constant import constant_key
 from tilert.device import Device, Use
 from tilert.errors import LaunchError, MovedError, OwnershipError, TilertError
 from tilert.event import Event
 from tilert.limits import MAX_EXTENT
-from tilert.ownership import Place, caller, check_alias, check_free
+from tilert.ownership import At, Place, check_alias, check_free, where
 from tilert.parameters import Decl, Plan
 from tilert.partition import Partition
 from tilert.pending import note_pending
-from tilert.repeat import Repeat, keep, repeat_key
+from tilert.repeat import keep
 from tilert.repeated_index import check_repeats
 from tilert.stream import Stream
 from tilert.work import Work
@@ -25,6 +25,8 @@ from tilert.work import Work
 __all__ = ["Op", "Plan", "make_op"]
 
 Extents: TypeAlias = tuple[int | None, ...]
+Made: TypeAlias = tuple[str, At]
+"""An op's kernel, and where the op was made."""
 
 
 class _Kernel(Protocol):
@@ -51,32 +53,36 @@ class Op(Work):
     Dropping an op that never ran gives them back.
     """
 
-    __slots__ = ("_bound", "_muts", "_refs", "kernel", "place")
+    __slots__ = ("_bound", "_made", "_values")
 
     device: Device
 
-    def __init__(
-        self,
-        kernel: str,
-        place: Place,
-        device: Device,
-        bound: Bound,
-        muts: list[Partition],
-        refs: list[Array],
-    ) -> None:
-        self.kernel = kernel
-        self.place = place
-        self.device = device
+    def __init__(self, made: Made, bound: Bound, values: Sequence[Any]) -> None:
+        self._made = made
+        self.device = device = bound.device
         self._stream: Stream | None = None
         self._bound: Bound | None = bound
-        self._muts = muts
-        self._refs = refs
+        self._values = values
         if device.recorder is not None:
-            note_pending(device, self, (kernel, place))
+            note_pending(device, self, made)
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's name."""
+        return self._made[0]
+
+    @property
+    def place(self) -> Place:
+        """Where it was made."""
+        return Place(*self._made[1])
+
+    @property
+    def _shown(self) -> str:
+        return f"op '{self.kernel}' created at {self.place}"
 
     def __repr__(self) -> str:
         state = "has run" if self._bound is None else "not run"
-        return f"<op '{self.kernel}' created at {self.place}, {state}>"
+        return f"<{self._shown}, {state}>"
 
     def run(self) -> Any:
         """Enqueue the op on its device, or record it during a capture.
@@ -89,79 +95,101 @@ class Op(Work):
             MovedError: if another op or partition holds what this one reads; it can run later.
             DeviceError: if the launch fails; the arrays come back all the same.
         """
-        bound = self._bound
+        bound, device = self._bound, self.device
         if bound is None:
             raise LaunchError(
-                f"op '{self.kernel}' created at {self.place} has already run; call the kernel"
-                " again to make another"
+                f"{self._shown} has already run; call the kernel again to make another"
             )
-        muts, refs = self._muts, self._refs
-        self._check_held(muts, refs)
-        self._bound, self._muts, self._refs = None, [], []
-        trail = self.device.trail
+        self._check_held(bound)
+        self._bound = None
+        trail = device.trail
         if trail is not None:
-            trail.add((self.kernel, self.place))
+            trail.add(self._made)
+        # The arrays are in no variable here: who keeps the stack of a launch, as memory checkers
+        # do, keeps no memory.
         try:
-            maker = None
-            if self.device.recorder is not None:
-                maker = bound.maker(f"op '{self.kernel}' created", self.place, muts, refs)
-            self.device.submit(bound.call, _uses(muts, refs), maker, self._stream)
-        except TilertError as error:
-            error.add_note(f"while running op '{self.kernel}' created at {self.place}")
-            if trail is not None:
-                trail.explain(error)
+            if self._stream is not None or not device.submit_alone(bound.call):
+                self._submit(bound)
+        except BaseException as error:
+            self._take_back(bound.plan)
+            if isinstance(error, TilertError):
+                error.add_note(f"while running {self._shown}")
+                if trail is not None:
+                    trail.explain(error)
             raise
-        finally:
-            for mut in muts:
-                mut.release()
-        return muts[0].array if len(muts) == 1 else tuple([mut.array for mut in muts])
+        return self._take_back(bound.plan)
 
-    def _check_held(self, muts: list[Partition], refs: list[Array]) -> None:
+    def _check_held(self, bound: Bound) -> None:
         """Rule O5 once more: since the op was made, what it reads may have moved."""
-        for mut in muts:
-            if not mut.held:
+        values, held = self._values, bound.indexed
+        for at in bound.plan.mut_places:
+            mut = values[at]
+            if mut.hold not in mut.holds:
                 raise LaunchError(
-                    f"op '{self.kernel}' created at {self.place} was released, or was made in a"
-                    " capture that failed; call the kernel again to make another"
+                    f"{self._shown} was released, or was made in a capture that failed; call the"
+                    " kernel again to make another"
                 )
-        for ref in refs:
-            holds = ref.storage.holds
-            if holds:
-                own = [mut.hold for mut in muts]
-                others = [hold for hold in list(holds) if hold not in own]
+        for at in bound.plan.ref_places:
+            if values[at].storage.holds:
+                held = True
+        if held:
+            own = {values[at].hold for at in bound.plan.mut_places}
+            for array in reads(bound.plan, values):
+                others = array.storage.holds - own
                 try:
-                    check_free(others, ref.region, write=False)
+                    check_free(others, array.region, write=False)
                 except MovedError as error:
-                    error.add_note(f"read by op '{self.kernel}' created at {self.place}")
+                    error.add_note(f"read by {self._shown}")
                     raise
+
+    def _submit(self, bound: Bound) -> None:
+        """Enqueue it where others may have to wait for it, or record it."""
+        maker = None
+        if self.device.recorder is not None:
+            maker = bound.maker(f"op '{self.kernel}' created", self.place, self._values)
+        self.device.submit(bound.call, _uses(bound.plan, self._values), maker, self._stream)
+
+    def _take_back(self, plan: Plan) -> Any:
+        """The arrays, which the op holds no more."""
+        values, self._values = self._values, ()
+        arrays: list[Array] = []
+        for at in plan.mut_places:
+            mut = values[at]
+            mut.release()
+            arrays.append(mut.array)
+        return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
     def release(self) -> None:
         """Give the partitioned arrays back; the op cannot run any more."""
-        for mut in self._muts:
-            mut.release()
+        if self._bound is not None:
+            for at in self._bound.plan.mut_places:
+                self._values[at].release()
 
     @property
     def waiting(self) -> bool:
         """See `Work`."""
-        return self._bound is not None and all(mut.held for mut in self._muts)
+        bound = self._bound
+        return bound is not None and all(self._values[at].held for at in bound.plan.mut_places)
 
     def _ends(self) -> Iterator[Event]:
         yield self.device.end(self._stream)
 
 
-def _uses(muts: list[Partition], refs: list[Array]) -> Iterator[Use]:
-    for mut in muts:
-        yield mut.array.storage, mut.region, True
-    for ref in refs:
-        yield ref.storage, ref.region, False
+def _uses(plan: Plan, values: Sequence[Any]) -> tuple[Use, ...]:
+    muts = [values[at] for at in plan.mut_places]
+    return (
+        *[(mut.array.storage, mut.region, True) for mut in muts],
+        *[(array.storage, array.region, False) for array in reads(plan, values)],
+    )
 
 
-def make_op(kernel: _Kernel, values: Sequence[Any]) -> Op:
+def make_op(kernel: _Kernel, values: Sequence[Any], at: At | None = None) -> Op:
     """Bind a kernel to the values of its parameters.
 
     Args:
         values: in declaration order: a Partition for each Mut, an Array for each Ref, a Python
             number for each Const.
+        at: where the program made it; by default the line that called this.
 
     Raises:
         LaunchError: if a value does not fit its parameter, or the arrays are on several devices.
@@ -170,61 +198,51 @@ def make_op(kernel: _Kernel, values: Sequence[Any]) -> Op:
         KernelError: if the kernel's body does not fit the arguments.
         CompileError: if the device compiler fails.
     """
-    taken: list[Partition] = []
-    place = caller(2)
+    made = kernel.name, where(2) if at is None else at
+    plan = kernel.plan
     try:
         key = None
-        plan = kernel.plan
         first = values[plan.mut_places[0]]
-        if type(first) is Partition:
-            repeats = first.array.repeats
+        if type(first) is Partition and (len(plan.muts) == 1 or _all_moved(plan, values)):
+            repeats = first.tiling.repeats
             if repeats is None:
-                first.array.repeats = {}
+                first.tiling.repeats = {}
             else:
-                key = repeat_key(kernel, plan, values)
-                repeat = repeats.get(key) if key is not None else None
+                key = plan.key(kernel, values)
+                repeat = repeats.get(key)
                 if repeat is not None:
-                    return _again(kernel, values, place, taken, repeat)
-        return _make_op(kernel, values, place, taken, key)
+                    # Rules O3 and O5, for what may have moved since.
+                    for place in plan.mut_places:
+                        values[place].move_to(made)
+                    for place in plan.ref_places:
+                        if values[place].storage.holds:
+                            _check_ownership(kernel, values)
+                            break
+                    return Op(made, repeat.bound, values)
+        return _make_op(kernel, values, made, key)
     except BaseException:
         # A failed call must not keep the arrays for as long as its traceback lives.
-        for mut in taken:
-            mut.release()
+        for place in plan.mut_places:
+            mut = values[place]
+            if isinstance(mut, Partition) and mut.taken is made:
+                mut.release()
         raise
 
 
-def _again(
-    kernel: _Kernel, values: Sequence[Any], place: Place, taken: list[Partition], repeat: Repeat
-) -> Op:
-    """An op like an earlier one: rules O3 and O5, for what may have moved since."""
-    plan, name = kernel.plan, kernel.name
-    for at in plan.mut_places:
-        mut = values[at]
-        mut.move_to(name, place)
-        taken.append(mut)
-    refs = [values[at] for at in plan.ref_places]
-    for ref in refs:
-        if ref.storage.holds:
-            _check_ownership(kernel, values)
-            break
-    device = taken[0].array.storage.device
-    return Op(name, place, device, repeat.bound, taken, repeat.maps + refs if repeat.maps else refs)
+def _all_moved(plan: Plan, values: Sequence[Any]) -> bool:
+    return all(type(values[at]) is Partition for at in plan.mut_places)
 
 
 def _make_op(
-    kernel: _Kernel,
-    values: Sequence[Any],
-    place: Place,
-    taken: list[Partition],
-    repeat: tuple[object, ...] | None,
+    kernel: _Kernel, values: Sequence[Any], made: Made, repeat: tuple[object, ...] | None
 ) -> Op:
     plan = kernel.plan
     arrays: list[Any] = [values[at] for at in plan.arrays]
+    muts: list[Partition] = []
     maps: dict[int, Array] = {}
     # What tells specialisations apart, cheap to hash. Whether a part is a type's number, a tile or
     # a constant follows from its place, since the kernel is the first.
     key: list[object] = [kernel, kernel.captured()]
-    refs: list[Array] = []
     grid: tuple[int, ...] | None = None
     device: Device | None = None
     held = several = placed = False
@@ -234,8 +252,8 @@ def _make_op(
         mut = values[at]
         if not isinstance(mut, Partition):
             raise _wrong_mut(kernel, decl, mut)
-        mut.move_to(kernel.name, place)
-        taken.append(mut)
+        mut.move_to(made)
+        muts.append(mut)
         arrays[position] = array = mut.array
         if grid is None:
             grid, device = mut.grid, array.storage.device
@@ -245,8 +263,7 @@ def _make_op(
         index_map = mut.index_map
         if index_map is not None:
             check_repeats(kernel.name, decl.name, decl.accumulate, index_map)
-            maps[position] = entries = index_map.array
-            refs.append(entries)
+            maps[position] = index_map.array
         if mut.programs is not None:
             programs = _programs(kernel, decl, mut, programs)
         placement = mut.placement
@@ -261,7 +278,6 @@ def _make_op(
         array = values[at]
         if not isinstance(array, Array):
             raise _wrong_ref(kernel, decl, array)
-        refs.append(array)
         storage = array.storage
         if storage.holds:
             held = True
@@ -275,10 +291,10 @@ def _make_op(
     if held:
         _check_ownership(kernel, values)
     if not alike:
-        grid = _common_grid(kernel, taken)
+        grid = _common_grid(kernel, muts)
     count = math.prod(grid)
     if count == 0:
-        return Op(kernel.name, place, device, nothing(plan), taken, refs)
+        return Op(made, nothing(device, plan, bool(maps)), values)
     if count > MAX_EXTENT:
         raise LaunchError(
             f"kernel '{kernel.name}' would run {count} programs, more than 2^31 - 1; use larger"
@@ -286,7 +302,7 @@ def _make_op(
         )
     static_grid: Extents = grid
     if maps or placed or not alike:
-        static_grid = _static_grid(kernel, taken, grid)
+        static_grid = _static_grid(kernel, muts, grid)
     elif plan.run_time:
         static_grid = tuple([None if i in plan.run_time else n for i, n in enumerate(grid)])
     key.append(static_grid)
@@ -300,11 +316,13 @@ def _make_op(
         call = launcher.bind(arrays, maps, grid, programs)
     else:
         call = launcher.bind(arrays, maps, grid)
-    bound = Bound(call, launcher, plan, grid, programs)
+    bound = Bound(device, call, launcher, plan, grid, programs, bool(maps))
     if repeat is not None:
-        named = [*arrays, *[mut.index_map for mut in taken if mut.index_map is not None]]
-        keep(taken[0].array, repeat, bound, list(maps.values()), named)
-    return Op(kernel.name, place, device, bound, taken, refs)
+        first = muts[0]
+        others = [array for array in arrays if array is not first.array]
+        indexes = [mut.index_map for mut in muts if mut.index_map is not None]
+        keep(first.tiling, repeat, bound, [*others, *indexes])
+    return Op(made, bound, values)
 
 
 def _wrong_mut(kernel: _Kernel, decl: Decl, value: object) -> LaunchError:

@@ -2,19 +2,25 @@
 
 import math
 import os
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Iterable
+from sys import _getframe
 from types import CodeType
+from typing import Protocol, TypeAlias
 
 from tilert.errors import MovedError, OwnershipError
 from tilert.lattice import TooHardError, collision, solve
 
 __all__ = [
-    "Hold", "Place", "Region", "caller", "check_alias", "check_free", "covers", "overlap",
+    "At", "Hold", "Holder", "Place", "Region", "caller", "check_alias", "check_free", "covers",
+    "overlap", "where",
 ]  # fmt: skip
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+At: TypeAlias = tuple[CodeType, int]
+"""What a `Place` is made of, for what few ever ask the place of: code, and how far it had come."""
 
 
 class Place:
@@ -43,23 +49,28 @@ class Place:
         return f"{self.filename}:{self.line}"
 
 
-_own_files: set[str] = set()
+# Files of programs, as far as they are known.
+_other_files: set[str] = set()
+
+
+def where(skip: int = 1) -> At:
+    """Where the innermost line outside this package is that led here; see `caller`."""
+    frame = _getframe(skip)
+    code = frame.f_code
+    while (name := code.co_filename) not in _other_files:
+        if not name.startswith(_PACKAGE):
+            _other_files.add(name)
+        elif frame.f_back is None:
+            break
+        else:
+            frame = frame.f_back
+            code = frame.f_code
+    return code, frame.f_lasti
 
 
 def caller(skip: int = 1) -> Place:
     """The innermost line outside this package that led here, without looking at `skip` frames."""
-    frame = sys._getframe(skip)
-    while True:
-        code = frame.f_code
-        name = code.co_filename
-        if name not in _own_files:
-            if not name.startswith(_PACKAGE):
-                break
-            _own_files.add(name)
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return Place(code, frame.f_lasti)
+    return Place(*where(skip + 1))
 
 
 class Region:
@@ -208,38 +219,27 @@ def covers(whole: Region, part: Region) -> bool:
     return all(a >= 0 and b < n for a, b, (_, n) in zip(low, high, axes, strict=True))
 
 
-@dataclass(eq=False, slots=True)
-class Hold:
-    """A region that has moved away from its array, and where it went.
+class Holder(Protocol):
+    """Who has memory that has moved away from its array: a partition, or a loan."""
 
-    Attributes:
-        op: name of the kernel whose op holds it, or None while only a partition or a loan does.
-        loan: what it was lent through, such as "DLPack", or "".
-        reading: whether it may still be read, because its borrower only reads it.
-    """
+    @property
+    def region(self) -> Region:
+        """The memory."""
 
-    region: Region
-    op: str | None
-    place: Place
-    loan: str = ""
-    reading: bool = False
+    @property
+    def reading(self) -> bool:
+        """Whether others may read it meanwhile, because the holder only reads it."""
 
-    def __str__(self) -> str:
-        if self.loan:
-            only = ", to be read only by both," if self.reading else ""
-            return (
-                f"a borrower: it was lent{only} through {self.loan} at {self.place}; drop what was"
-                " made of it to have it back"
-            )
-        if self.op is None:
-            return (
-                f"a partition made at {self.place}; pass it to a kernel and use what the op"
-                " returns, or drop it"
-            )
-        return f"op '{self.op}' created at {self.place}; use what its .run() or .sync() returns"
+    @property
+    def whose(self) -> str:
+        """Who has it and how it comes back, for messages."""
 
 
-def check_free(holds: Sequence[Hold], region: Region, write: bool = True) -> None:
+Hold: TypeAlias = "weakref.ref[Holder]"
+"""That somebody holds memory, for as long as they live."""
+
+
+def check_free(holds: Iterable[Hold], region: Region, write: bool = True) -> None:
     """Rule O5: refuse to use memory that an op, a partition or a borrower holds.
 
     Args:
@@ -249,8 +249,16 @@ def check_free(holds: Sequence[Hold], region: Region, write: bool = True) -> Non
         MovedError: if one of `holds` is in the way.
     """
     for hold in holds:
-        if (write or not hold.reading) and overlap(hold.region, region):
-            raise MovedError(f"O5 move: array of shape {list(region.shape)} is held by {hold}")
+        whose = _in_the_way(hold(), region, write)
+        if whose:
+            raise MovedError(f"O5 move: array of shape {list(region.shape)} is held by {whose}")
+
+
+def _in_the_way(holder: Holder | None, region: Region, write: bool) -> str:
+    """Whose it is, or "". A function: the traceback of the error must not keep the holder."""
+    if holder is None or (holder.reading and not write) or not overlap(holder.region, region):
+        return ""
+    return holder.whose
 
 
 def check_alias(kernel: str, written: str, mut: Region, name: str, other: Region) -> None:

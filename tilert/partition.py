@@ -2,21 +2,38 @@
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilert.errors import LaunchError, MovedError
 from tilert.index_map import IndexMap
 from tilert.limits import MAX_TILE
-from tilert.ownership import Hold, Place, Region, caller
+from tilert.ownership import At, Place, Region, where
 from tilert.pending import note_pending
 from tilert.piece_map import PieceMap
 from tilert.placement import Pieces, Placement, placed
 
 if TYPE_CHECKING:
     from tilert.array import Array
+    from tilert.repeat import Repeat
 
-__all__ = ["Partition"]
+__all__ = ["Partition", "Tiling"]
+
+
+class Tiling:
+    """An array cut into all its pieces of one shape; the array has it, and it knows no memory.
+
+    Attributes:
+        grid: number of pieces on each axis.
+        repeats: launches that write the array first, in these pieces, and may be made again; see
+            `tilert.repeat`.
+    """
+
+    __slots__ = ("__weakref__", "grid", "repeats")
+
+    def __init__(self, grid: tuple[int, ...]) -> None:
+        self.grid = grid
+        self.repeats: dict[tuple[object, ...], Repeat] | None = None
 
 
 class Partition:
@@ -29,20 +46,29 @@ class Partition:
         index_map: places the pieces of axis 0, or None.
         placement: which piece each program writes, or None where it is the one of its own number.
         programs: how many programs walk the pieces, where the kernel walks them and it was said.
-        place: where `partition` was called.
+        tiling: of the array.
+        key: equal for partitions of one array that are alike in all that is above.
+        taken: kernel of the op that took it, and where that was made.
+        hold: what the storage knows it by while it holds the array: while it is in `holds`.
     """
 
     __slots__ = (
         "__weakref__",
-        "_lease",
+        "_at",
         "array",
         "grid",
+        "hold",
+        "holds",
         "index_map",
-        "place",
+        "key",
         "placement",
         "programs",
+        "taken",
         "tile",
+        "tiling",
     )
+
+    reading = False
 
     def __init__(
         self,
@@ -58,48 +84,76 @@ class Partition:
         self.index_map = index_map
         self.placement: Placement | None = None
         self.programs = programs
-        self.place = caller(2)
-        try:
-            self.tile = tile = tuple([operator.index(size) for size in tile])
-        except TypeError:
-            raise LaunchError(
-                f"O2 disjoint pieces: the sizes of a tile are ints, got {tile!r}"
-            ) from None
-        grids = array.grids
-        found = grids.get(tile) if grids else None
-        if found is None:
-            found = self._check_tile()
-        self.grid = found
+        self.taken: tuple[str, At] | None = None
+        self._at = where(3)
+        for size in tile:
+            if type(size) is not int:
+                tile = _ints(tile)
+                break
+        self.tile = tile
+        tilings = array.tilings
+        tiling = tilings.get(tile) if tilings else None
+        if tiling is None:
+            tiling = self._check_tile()
+        self.tiling = tiling
+        self.grid = tiling.grid
+        self.key: Hashable = tiling
         if index_map is not None:
             self._check_index(index_map)
-            self.grid = (len(index_map), *found[1:])
+            self.grid = (len(index_map), *tiling.grid[1:])
+            self.key = tiling, id(index_map)
         elif pieces is not None or map is not None or grid is not None:
             self.placement = placed(array, tile, pieces, map, grid)
             self.grid = self.placement.grid
-        if programs is not None and (type(programs) is not int or programs < 1):
-            raise LaunchError(f"O2 disjoint pieces: programs= is a positive int, got {programs!r}")
-        self._lease = array.storage.lease(self.region, self.place)
-        if array.storage.device.recorder is not None:
-            note_pending(array.storage.device, self)
+            self.key = tiling, self.placement
+        if programs is not None:
+            if type(programs) is not int or programs < 1:
+                raise LaunchError(
+                    f"O2 disjoint pieces: programs= is a positive int, got {programs!r}"
+                )
+            self.key = self.key, programs
+        storage = array.storage
+        self.holds = storage.holds
+        self.hold = storage.lease(self)
+        if storage.device.recorder is not None:
+            note_pending(storage.device, self)
 
     def __repr__(self) -> str:
         return f"Partition({self.array!r}, tile={list(self.tile)}, grid={list(self.grid)})"
 
-    def move_to(self, op: str, place: Place) -> None:
-        """Hand the array to the op of kernel `op`, made at `place`.
+    def move_to(self, op: tuple[str, At]) -> None:
+        """Hand the array to an op, by its kernel and where it was made.
 
         Raises:
             MovedError: if an op has taken this partition already.
         """
-        hold = self._lease.hold
-        if hold.op is not None or not self._lease.live:
+        if self.taken is not None or self.hold not in self.holds:
             raise MovedError(
-                f"O5 move: the partition made at {self.place} is used a second time, by kernel"
-                f" '{op}'; op '{hold.op}' created at {hold.place} has taken it; partition the array"
-                " again when it is back"
+                f"O5 move: the partition made at {self.place} is used a second time, by"
+                f" kernel '{op[0]}'; {self._taker()} has taken it; partition the array again when"
+                " it is back"
             )
-        hold.op = op
-        hold.place = place
+        self.taken = op
+
+    def _taker(self) -> str:
+        if self.taken is None:
+            return "a capture that failed"
+        return f"op '{self.taken[0]}' created at {Place(*self.taken[1])}"
+
+    @property
+    def whose(self) -> str:
+        """See `tilert.ownership.Holder`."""
+        if self.taken is None:
+            return (
+                f"a partition made at {self.place}; pass it to a kernel and use what the op"
+                " returns, or drop it"
+            )
+        return f"{self._taker()}; use what its .run() or .sync() returns"
+
+    @property
+    def place(self) -> Place:
+        """Where `partition` was called."""
+        return Place(*self._at)
 
     @property
     def region(self) -> Region:
@@ -107,31 +161,25 @@ class Partition:
         return self.array.region if self.placement is None else self.placement.region
 
     @property
-    def hold(self) -> Hold:
-        """What says where the array has gone."""
-        return self._lease.hold
-
-    @property
     def held(self) -> bool:
         """Whether the array is still out."""
-        return self._lease.live
+        return self.hold in self.holds
 
     def release(self) -> None:
-        """Give the array back."""
-        self._lease.release()
+        """Give the array back; doing it again does nothing."""
+        self.holds.discard(self.hold)
 
-    def _check_tile(self) -> tuple[int, ...]:
-        """The grid of the array's own pieces, kept with the array."""
+    def _check_tile(self) -> Tiling:
+        """The tiling, kept with the array."""
         array, tile = self.array, self.tile
         if len(tile) != array.ndim or min(tile, default=1) < 1 or math.prod(tile) > MAX_TILE:
             raise self._wrong_tile()
         array.check_writable("partition")
-        grid = tuple([-(-n // size) for n, size in zip(array.shape, tile, strict=True)])
-        if array.grids is None:
-            array.grids = {tile: grid}
-        else:
-            array.grids[tile] = grid
-        return grid
+        tiling = Tiling(tuple([-(-n // size) for n, size in zip(array.shape, tile, strict=True)]))
+        if array.tilings is None:
+            array.tilings = {}
+        # Another thread may have been here first.
+        return array.tilings.setdefault(tile, tiling)
 
     def _wrong_tile(self) -> LaunchError:
         array, tile = self.array, self.tile
@@ -160,3 +208,12 @@ class Partition:
                 f" {index_map.device.name}"
             )
         index_map.bound_to(array.shape[0])
+
+
+def _ints(tile: tuple[Any, ...]) -> tuple[int, ...]:
+    try:
+        return tuple([operator.index(size) for size in tile])
+    except TypeError:
+        raise LaunchError(
+            f"O2 disjoint pieces: the sizes of a tile are ints, got {tile!r}"
+        ) from None

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from tilert.device import Device
-    from tilert.ownership import Place
+    from tilert.ownership import At
 
 __all__ = ["Pending", "note_pending"]
 
@@ -16,11 +16,11 @@ class Pending(Protocol):
         """Give it back."""
 
 
-def note_pending(device: "Device", made: Pending, op: "tuple[str, Place] | None" = None) -> None:
+def note_pending(device: "Device", made: Pending, op: "tuple[str, At] | None" = None) -> None:
     """Tell the capture that this thread makes, if any, of a new partition or op.
 
     Args:
-        op: kernel and place of an op.
+        op: kernel of an op, and where it was made.
     """
     # Another thread's capture has the lock, and is over when this thread gets it.
     with device.lock:

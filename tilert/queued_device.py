@@ -4,7 +4,7 @@ import contextlib
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,6 +95,10 @@ class QueuedDevice(Device):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.garbage: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        # What the host frees when marks have passed; and what it may free now, for which the driver
+        # may wait.
+        self._ending: deque[tuple[list[Any], Callable[..., None], tuple[Any, ...]]] = deque()
+        self._over: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._marks: deque[Any] = deque()
         self._idle: list[Lane] = []
         self._open: dict[Lane, None] = {}
@@ -179,32 +183,54 @@ class QueuedDevice(Device):
     def submit(
         self,
         call: Call,
-        uses: Iterable[Use],
+        uses: Sequence[Use],
         maker: "Maker | None" = None,
         stream: Stream | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         """See `Device`."""
         self.enter()
         if self.garbage:
             self.collect()
         with self.lock:
+            if check is not None:
+                check()
             if self._watched or stream is not None or self.recorder is not None:
-                self._submit(call, tuple(uses), maker, stream)
+                self._submit(call, uses, maker, stream, check)
             else:
                 call(self.queue)
+
+    def submit_alone(self, call: Call) -> bool:
+        """See `Device`."""
+        self.enter()
+        if self.garbage:
+            self.collect()
+        lock = self.lock
+        lock.acquire()
+        try:
+            if self._watched or self.recorder is not None:
+                return False
+            call(self.queue)
+        finally:
+            lock.release()
+        return True
 
     def _submit(
         self,
         call: Call,
-        uses: tuple[Use, ...],
+        uses: Sequence[Use],
         maker: "Maker | None",
         stream: Stream | None,
+        check: Callable[[], None] | None,
     ) -> None:
         if self.recorder is not None:
-            self.recorder.note(call, uses, maker, None if stream is None else stream.lane(self))
+            self.recorder.note(
+                call, tuple(uses), maker, None if stream is None else stream.lane(self)
+            )
             return
         while not self.settled(uses):
-            pass
+            if check is not None:
+                check()
         # Only now: while this waited, another thread may have closed the stream.
         lane = self._main if stream is None else stream.lane(self)
         if not self._open:
@@ -222,7 +248,7 @@ class QueuedDevice(Device):
 
     def settled(self, uses: Sequence[Use]) -> bool:
         """See `Device`."""
-        if not any(_conflict(uses, transfer) for transfer in self._transfers):
+        if not self._transfers or not any(_conflict(uses, one) for one in self._transfers):
             return True
         self._transferred.wait()
         return False
@@ -303,24 +329,45 @@ class QueuedDevice(Device):
         """See `Device`."""
         self.refuse_in_capture("waiting for the device")
         self.enter()
+        with self.watch:
+            self.collect()
+            self._wait_for_all()
+        self.collect()
+
+    def _wait_for_all(self) -> None:
         with self.lock:
             # The device's own queue is behind streams that are closed by now, not behind those that
             # other threads close while this waits.
             queues = [self.queue, *[lane.queue for lane in self._open]]
-        with self.watch:
-            for queue in queues:
-                self.wait_queue(queue)
-        self.collect()
+        for queue in queues:
+            self.wait_queue(queue)
 
     def after_work(self, done: Callable[[], None]) -> None:
         """See `Device`."""
         self.garbage.append((self.finish, (done,)))
 
     def finish(self, done: Callable[..., None], *arguments: Any) -> None:
-        """Wait for all work, and call."""
-        for queue in (self.queue, *[lane.queue for lane in self._open]):
-            self.wait_queue(queue)
-        done(*arguments)
+        """Have a later `collect` call `done` once all work is complete. Called with the lock held.
+
+        Nobody waits for it: other threads want the lock to launch.
+        """
+        marks = [self.mark(queue) for queue in (self.queue, *[lane.queue for lane in self._open])]
+        if not self._ending:
+            self.garbage.append((self._end, ()))
+        self._ending.append((marks, done, arguments))
+
+    def _end(self) -> None:
+        # During a capture, its thread has the lock all the time. What is in front is over first.
+        while self._ending and self.recorder is None:
+            marks, done, arguments = self._ending[0]
+            if not all(self.passed(mark) for mark in marks):
+                break
+            self._ending.popleft()
+            for mark in marks:
+                self.reuse(mark)
+            self._over.append((done, arguments))
+        if self._ending:
+            self.garbage.append((self._end, ()))
 
     # Memory
 
@@ -349,14 +396,20 @@ class QueuedDevice(Device):
         self.give_memory(address)
 
     def collect(self) -> None:
-        """Free what has died. Its last use is enqueued already, and frees are ordered after it."""
+        """Free what has died. Its last use is enqueued already, and frees are ordered after it.
+
+        What is freed by the host is left for another time while it may be in use. Nothing waits for
+        the device with the lock held, except in a capture.
+        """
         with self.lock:
-            while self.garbage:
-                try:
-                    free, arguments = self.garbage.popleft()
-                except IndexError:
-                    return
+            # Not what is put back meanwhile.
+            for _ in range(len(self.garbage)):
+                free, arguments = self.garbage.popleft()
                 free(*arguments)
+        while self._over:
+            with contextlib.suppress(IndexError):
+                done, arguments = self._over.popleft()
+                done(*arguments)
 
 
 def _conflict(some: Sequence[Use], others: Sequence[Use]) -> bool:

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tilert.errors import LaunchError, TilertError
 from tilert.order import Lane, Order, Queues, Record
+from tilert.ownership import Place
 from tilert.pending import Pending
 
 if TYPE_CHECKING:
     from tilert.device import Call, Use
-    from tilert.ownership import Place
+    from tilert.ownership import At
     from tilert.rebind import Maker
     from tilert.storage import Storage
 
-__all__ = ["CallList", "Executable", "Piece", "Recorder", "issue"]
+__all__ = ["CallList", "Executable", "Piece", "Recorder", "enqueue", "issue"]
 
 
 class Piece:
@@ -47,16 +48,16 @@ class Recorder:
 
     Attributes:
         pieces: the work, in program order.
-        first_op: kernel and place of the first op that was made.
+        first_op: kernel of the first op that was made, and where that was.
     """
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
-        self.first_op: tuple[str, Place] | None = None
+        self.first_op: tuple[str, At] | None = None
         # Weakly: what the recorded function itself drops gives its array back at once.
         self._pending: list[weakref.ref[Pending]] = []
 
-    def watch(self, made: Pending, op: "tuple[str, Place] | None") -> None:
+    def watch(self, made: Pending, op: "tuple[str, At] | None") -> None:
         """Remember a partition or an op that is made during the capture."""
         self.first_op = self.first_op or op
         self._pending.append(weakref.ref(made))
@@ -68,10 +69,10 @@ class Recorder:
             LaunchError: if nothing was recorded all the same.
         """
         if self.first_op is not None and not self.pieces:
-            kernel, place = self.first_op
+            kernel, at = self.first_op
             raise LaunchError(
-                f"O6 graphs: the capture recorded nothing: op '{kernel}' created at {place} was"
-                " made in it and never run; call .run() on it, or return it from the function"
+                f"O6 graphs: the capture recorded nothing: op '{kernel}' created at {Place(*at)}"
+                " was made in it and never run; call .run() on it, or return it from the function"
             )
 
     def drop(self) -> None:
@@ -138,7 +139,19 @@ class _Records:
         return self._of.setdefault(storage, [])
 
 
-def issue(queues: Queues, pieces: Sequence[Piece], take: Callable[[], Any]) -> None:
+def enqueue(piece: Piece, queue: Any) -> None:
+    """Enqueue one piece by its call."""
+    if piece.call is None:
+        raise AssertionError("a graph enqueues work that it has recorded before")
+    piece.call(queue)
+
+
+def issue(
+    queues: Queues,
+    pieces: Sequence[Piece],
+    take: Callable[[], Any],
+    put: Callable[[Piece, Any], None] = enqueue,
+) -> None:
     """Enqueue pieces on queues that record a graph: on one, or on one for each stream.
 
     A piece depends on earlier ones of its stream, and on earlier ones that use the same memory
@@ -146,12 +159,13 @@ def issue(queues: Queues, pieces: Sequence[Piece], take: Callable[[], Any]) -> N
 
     Args:
         take: gives the first queue, where recording has begun, and then others.
+        put: enqueues a piece on a queue.
     """
     main = Lane(take())
     sides = {piece.lane for piece in pieces if piece.lane is not None}
     if not sides:
         for piece in pieces:
-            _enqueue(piece, main.queue)
+            _put(put, piece, main.queue)
         return
     order = Order(queues, _Records())
     origin = order.ticket(main)
@@ -162,7 +176,7 @@ def issue(queues: Queues, pieces: Sequence[Piece], take: Callable[[], Any]) -> N
             lane = lanes[piece.lane] = Lane(take())
             order.wait(lane, origin)
         order.before(lane, piece.uses)
-        _enqueue(piece, lane.queue)
+        _put(put, piece, lane.queue)
         order.after(lane, piece.uses)
     # The newest first: it may be behind the others.
     ends = [lane.last for lane in lanes.values() if lane.last is not None]
@@ -170,11 +184,9 @@ def issue(queues: Queues, pieces: Sequence[Piece], take: Callable[[], Any]) -> N
         order.wait(main, end)
 
 
-def _enqueue(piece: Piece, queue: Any) -> None:
-    if piece.call is None:
-        raise AssertionError("a graph enqueues work that it has recorded before")
+def _put(put: Callable[[Piece, Any], None], piece: Piece, queue: Any) -> None:
     try:
-        piece.call(queue)
+        put(piece, queue)
     except TilertError as error:
         error.add_note(f"while recording {piece.maker}")
         raise

@@ -1,15 +1,18 @@
 """What can be called like a kernel: named parameters, and the values that a call gives them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilert.errors import LaunchError
 from tilert.frontend.check import MISSING, TOO_LARGE, ParamDecl, fits
 from tilert.frontend.values import describe
+from tilert.op import Op, make_op
+from tilert.ownership import where
 
 if TYPE_CHECKING:
     from tilert.ir import Function, Param
-    from tilert.op import Op, Plan
+    from tilert.parameters import Plan
 
 __all__ = ["Signature"]
 
@@ -20,14 +23,20 @@ class Signature(ABC):
     Attributes:
         name: the kernel's name.
         decls: its parameters in order.
+        captured: gives the number of the state that the values outside the body make (see
+            docs/language.md); specialisations of one state have read the same values, and a changed
+            value gives another. Every launch asks.
     """
 
-    def __init__(self, name: str, decls: list[ParamDecl]) -> None:
+    def __init__(self, name: str, decls: list[ParamDecl], captured: Callable[[], int]) -> None:
         self.name = name
         self.decls = decls
+        self.captured = captured
         self._places = {d.name: place for place, d in enumerate(decls)}
         self._defaults = [d.default for d in decls]
         self._consts = [(place, d) for place, d in enumerate(decls) if d.kind == "const"]
+        # How many arguments need no binding if they are all by position.
+        self._direct = -1 if self._consts else len(decls)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Values of the parameters in order.
@@ -89,13 +98,6 @@ class Signature(ABC):
         """What launches need to know of the parameters."""
 
     @abstractmethod
-    def captured(self) -> int:
-        """Number of the state that the values outside the body make (see docs/language.md).
-
-        Specialisations of one state have read the same values; a changed value gives another.
-        """
-
-    @abstractmethod
     def specialize(
         self,
         params: "tuple[Param, ...]",
@@ -104,7 +106,8 @@ class Signature(ABC):
     ) -> "Function":
         """What a device compiles, for given array types, grid and constants."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> "Op":
-        from tilert.op import make_op
-
-        return make_op(self, self.bind(args, kwargs))
+    def __call__(self, *args: Any, **kwargs: Any) -> Op:
+        values: Sequence[Any] = args
+        if kwargs or len(args) != self._direct:
+            values = self.bind(args, kwargs)
+        return make_op(self, values, where(2))

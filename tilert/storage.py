@@ -1,15 +1,16 @@
 """Storage: one owned block of device memory and the record of what has moved out of it (O5)."""
 
 from typing import TYPE_CHECKING
+from weakref import ref
 
-from tilert.ownership import Hold, Place, Region, check_free
+from tilert.ownership import Hold, Holder, Region, check_free
 
 if TYPE_CHECKING:
     import numpy as np
 
     from tilert.device import Block, Device
 
-__all__ = ["Lease", "Storage"]
+__all__ = ["Storage"]
 
 
 class Storage:
@@ -34,8 +35,8 @@ class Storage:
         self.address: int = self.block.address
         self.host: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = self.block.host
         self.leases = self.block.leases
-        # A dict for its atomic insert and remove: leases end in finalisers, in any thread.
-        self.holds: dict[Hold, None] = {}
+        # A set for its atomic insert and remove: holds end where their holder dies, in any thread.
+        self.holds: set[Hold] = set()
 
     def check_free(self, region: Region, write: bool = True) -> None:
         """Rule O5 before a use of `region`.
@@ -49,39 +50,21 @@ class Storage:
         if self.holds:
             check_free(list(self.holds), region, write)
 
-    def lease(self, region: Region, place: Place, loan: str = "", reading: bool = False) -> "Lease":
-        """Move `region` out: its uses fail until the lease is released or dropped.
+    def lease(self, holder: Holder) -> Hold:
+        """Move the holder's region out: its uses fail until it is given back, or its holder dies.
 
-        Args:
-            loan: what it is lent through, if it is lent.
-            reading: whether the borrower only reads it, so that reading it goes on.
+        Giving it back is to take what this gives out of `holds`.
 
         Raises:
             MovedError: if part of it has moved already.
         """
-        with self.device.lock:
-            self.check_free(region, not reading)
-            return Lease(self, Hold(region, None, place, loan, reading))
-
-
-class Lease:
-    """The right to a region. Dropping it gives the region back."""
-
-    __slots__ = ("_storage", "hold")
-
-    def __init__(self, storage: Storage, hold: Hold) -> None:
-        self._storage = storage
-        self.hold = hold
-        storage.holds[hold] = None
-
-    @property
-    def live(self) -> bool:
-        """Whether the region is still held through this lease."""
-        return self.hold in self._storage.holds
-
-    def release(self) -> None:
-        """Give the region back; doing it again does nothing."""
-        self._storage.holds.pop(self.hold, None)
-
-    def __del__(self) -> None:
-        self.release()
+        holds, lock = self.holds, self.device.lock
+        lock.acquire()
+        try:
+            if holds:
+                check_free(list(holds), holder.region, not holder.reading)
+            hold = ref(holder, holds.discard)
+            holds.add(hold)
+        finally:
+            lock.release()
+        return hold

@@ -6,7 +6,18 @@ from itertools import pairwise
 
 import numpy as np
 
-__all__ = ["Shape", "flatten", "full_shape", "point", "reshape_strides", "row_major"]
+from tilert.errors import DeviceError
+from tilert.limits import MAX_AXES, MAX_BYTES
+
+__all__ = [
+    "Shape",
+    "flatten",
+    "full_shape",
+    "new_shape",
+    "point",
+    "reshape_strides",
+    "row_major",
+]
 
 Shape = tuple[int, ...]
 
@@ -15,6 +26,27 @@ def flatten(shape: tuple[int | tuple[int, ...], ...]) -> Shape:
     """A shape given as several ints or as one tuple."""
     flat = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
     return tuple(operator.index(n) for n in flat)  # type: ignore[arg-type]
+
+
+def new_shape(shape: int | Shape, itemsize: int, device_name: str) -> tuple[Shape, int]:
+    """The shape of a new array, and its bytes.
+
+    Raises:
+        DeviceError: if no machine has as many.
+        ValueError: if an extent is negative, or there are more than 32 axes.
+    """
+    extents = flatten((shape,))
+    if any(n < 0 for n in extents):
+        raise ValueError(f"negative extent in shape {list(extents)}")
+    if len(extents) > MAX_AXES:
+        raise ValueError(f"an array has at most {MAX_AXES} axes, got {len(extents)}")
+    # With empty axes as 1: strides are products of extents too.
+    if math.prod(max(n, 1) for n in extents) * itemsize > MAX_BYTES:
+        raise DeviceError(
+            f"{device_name} is out of memory: an array of shape {list(extents)} has more bytes than"
+            " any machine"
+        )
+    return extents, math.prod(extents) * itemsize
 
 
 def row_major(shape: Shape) -> Shape:

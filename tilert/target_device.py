@@ -25,18 +25,32 @@ if TYPE_CHECKING:
 __all__ = ["CompiledKernel", "TargetDevice"]
 
 _ALIGNMENT = 512
+# KiB of shared memory that a block may have.
+_SHARED = {"sm_80": 163, "sm_89": 99, "sm_90a": 227, "sm_100a": 227, "sm_120a": 99}
 _MEMORY = 128 << 30
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """One specialisation: its text and what the assembler says it uses."""
+    """One specialisation.
+
+    Attributes:
+        name: of the kernel.
+        text: CUDA C++, in which the kernel is called `entry`.
+        threads: threads of a block.
+        shared_bytes: dynamic shared memory of a block.
+        schedule: what the code generator chose; see `tilert.codegen.generate`.
+        cubin: what it compiles to.
+        resources: what the assembler says that uses.
+    """
 
     name: str
     text: str
     entry: str
     threads: int
     shared_bytes: int
+    schedule: str
+    cubin: bytes
     resources: nvrtc.Resources
 
 
@@ -91,6 +105,7 @@ class TargetDevice(Device):
         super().__init__(f"target:{arch}")
         self.checks = checks_of(check)
         self.arch = arch
+        self.shared_bytes = _SHARED[arch] << 10 if arch in _SHARED else None
         self.kernels: list[CompiledKernel] = []
         self.launches: list[str] = []
         self._next = 1 << 40
@@ -106,12 +121,13 @@ class TargetDevice(Device):
         from tilert.unsafe_kernel import cuda_source
 
         source = cuda_source(function, self.arch, self.checks)
-        used = nvrtc.resources(source.text, source.entry, self.arch)
+        cubin, used = nvrtc.build(source.text, source.entry, self.arch)
         self.kernels.append(
             CompiledKernel(
-                function.name, source.text, source.entry, source.threads, source.shared_bytes, used
+                function.name, source.text, source.entry, source.threads, source.shared_bytes,
+                source.schedule, cubin, used,
             )
-        )
+        )  # fmt: skip
         return _Launcher(self.launches, function.name, source.maps)
 
     def upload(self, target: "Array", source: np.ndarray[Any, Any]) -> None:

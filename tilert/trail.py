@@ -3,7 +3,7 @@
 from collections import deque
 
 from tilert.driver import LostError
-from tilert.ownership import Place
+from tilert.ownership import At, Place
 
 __all__ = ["Trail"]
 
@@ -18,7 +18,7 @@ class Trail:
     """
 
     def __init__(self) -> None:
-        self._last: deque[tuple[str | None, Place]] = deque(maxlen=_MOST)
+        self._last: deque[tuple[str | None, At]] = deque(maxlen=_MOST)
         # Nothing but an append: it is on the way of every launch.
         self.add = self._last.append
 
@@ -30,15 +30,15 @@ class Trail:
         """Where the device is lost, say in a note which work may be to blame."""
         if isinstance(error, LostError) and self._last:
             shown = [
-                f"op '{kernel}' created at {place}"
+                f"op '{kernel}' created at {Place(*at)}"
                 if kernel is not None
-                else f"a replay of the graph captured at {place}"
-                for kernel, place in list(self._last)
+                else f"a replay of the graph captured at {Place(*at)}"
+                for kernel, at in list(self._last)
             ]
             error.add_note(f"enqueued last, the newest at the end: {'; '.join(shown)}")
 
     def name(self, error: Exception, kernel: str) -> None:
         """Say in a note which ops of a kernel were enqueued."""
-        places = {str(place): None for one, place in list(self._last) if one == kernel}
+        places = {str(Place(*at)): None for one, at in list(self._last) if one == kernel}
         if places:
             error.add_note(f"enqueued as op '{kernel}' created at {' or '.join(places)}")

@@ -48,7 +48,8 @@ class UnsafeKernel(Signature):
         self.opt_out = opt_out("unsafe kernel", shown, reason, caller(2))
         stub = read_source(fn, "tilert.unsafe_kernel")
         _check_stub(stub)
-        super().__init__(name, read_params(fn, stub))
+        # The text reads nothing from outside.
+        super().__init__(name, read_params(fn, stub), lambda: 0)
         self.__doc__ = fn.__doc__
         self.reference = reference
         self.threads = threads
@@ -72,10 +73,6 @@ class UnsafeKernel(Signature):
         from tilert.op import Plan
 
         return Plan(self.decls)
-
-    def captured(self) -> int:
-        """The text reads nothing from outside."""
-        return 0
 
     def specialize(
         self,

@@ -96,9 +96,13 @@ class Work(ABC):
         """
         self._refuse_in_capture()
         result = self.run()
-        with _Naming(self):
-            _wait(list(self._ends()))
-        return result
+        try:
+            with _Naming(self):
+                _wait(list(self._ends()))
+            return result
+        finally:
+            # As in `Op.run`: whoever keeps the stack of a launch keeps no memory.
+            del result
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Run, and come back when this work is complete; other tasks go on meanwhile.
@@ -108,15 +112,18 @@ class Work(ABC):
         """
         self._refuse_in_capture()
         result = self.run()
-        with _Naming(self):
-            ends = list(self._ends())
-            yield from asyncio.sleep(0).__await__()
-            pause = _FIRST_PAUSE
-            for end in ends:
-                while not end.done():
-                    yield from asyncio.sleep(pause).__await__()
-                    pause = min(pause * _GROWTH, _LONGEST_PAUSE)
-        return result
+        try:
+            with _Naming(self):
+                ends = list(self._ends())
+                yield from asyncio.sleep(0).__await__()
+                pause = _FIRST_PAUSE
+                for end in ends:
+                    while not end.done():
+                        yield from asyncio.sleep(pause).__await__()
+                        pause = min(pause * _GROWTH, _LONGEST_PAUSE)
+            return result
+        finally:
+            del result
 
     def capture(self) -> Graph:
         """Record the work as a graph; see `tilert.capture`.

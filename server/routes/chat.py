@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from grout.request import TokenLogprob
 from server.body import read_json
@@ -15,6 +14,7 @@ from server.chat_job import begin_chat
 from server.choices import ChatChoices
 from server.errors import ApiError
 from server.generation import unless_disconnected
+from server.json_response import JsonResponse
 from server.logprobs import chat_entries
 from server.messages import flatten_messages
 from server.pieces import CallPiece, Piece
@@ -75,7 +75,7 @@ class _Wire:
             }
             for i, part in enumerate(parts)
         ]
-        return JSONResponse(self._head | {"choices": listed, "usage": choices.usage()})
+        return JsonResponse(self._head | {"choices": listed, "usage": choices.usage()})
 
     async def events(
         self, choices: ChatChoices, *, include_usage: bool

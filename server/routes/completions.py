@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from grout.request import Delta, SamplingParams
 from server.body import read_json
@@ -16,6 +15,7 @@ from server.choices import usage
 from server.constraint import constraint
 from server.errors import ApiError, invalid
 from server.generation import Generation, Generations, unless_disconnected
+from server.json_response import JsonResponse
 from server.logprobs import LogprobStream, legacy_logprobs, legacy_prompt
 from server.prompts import Prompt, completion_prompts, token_budget
 from server.protocol import ServingTokenizer
@@ -95,7 +95,7 @@ class _Wire:
             _choice(i, text.text, text.logprobs, generations.each[i].finish_reason)
             for i, text in enumerate(texts)
         ]
-        return JSONResponse(self._head | {"choices": choices, "usage": usage(generations)})
+        return JsonResponse(self._head | {"choices": choices, "usage": usage(generations)})
 
     async def events(
         self, generations: Generations, *, include_usage: bool

@@ -8,13 +8,13 @@ from itertools import count
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from server.body import read_json
 from server.chat_job import begin_chat
 from server.choices import ChatChoices
 from server.errors import ApiError, invalid
 from server.generation import unless_disconnected
+from server.json_response import JsonResponse
 from server.messages import flatten_messages
 from server.parameters import RESPONSES_NEUTRAL
 from server.request_log import note
@@ -139,7 +139,7 @@ class _Wire:
         async with contextlib.aclosing(choices.generations):
             async for _ in self._built(choices):
                 pass
-        return JSONResponse(self._response)
+        return JsonResponse(self._response)
 
     async def events(self, choices: ChatChoices) -> AsyncGenerator[bytes, None]:
         """Yield the response's events, numbered."""
@@ -173,7 +173,7 @@ class _Wire:
     async def _built(self, choices: ChatChoices) -> AsyncGenerator[dict[str, Any], None]:
         reason = None
         async for step in choices:
-            for data in self._output.add(step.pieces, step.logprobs):
+            for data in self._output.add(step.pieces):
                 yield data
             reason = step.finish_reason
         status = "incomplete" if reason == "length" else "completed"

@@ -58,7 +58,7 @@ def validated(
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        raise _from_pydantic(error.errors(include_url=False, include_context=False)[0]) from None
+        raise _from_pydantic(error.errors(include_url=False)[0]) from None
 
 
 def _from_pydantic(detail: ErrorDetails) -> ApiError:
@@ -71,6 +71,8 @@ def _from_pydantic(detail: ErrorDetails) -> ApiError:
         )
     if kind == "extra_forbidden":
         return invalid(shown, f"Unknown parameter: '{shown}'.", "unknown_parameter")
+    if kind in ("too_long", "too_short"):
+        return invalid(shown, f"Invalid '{shown}': {_count(kind, detail)}.", "invalid_value")
     wrong_type = kind.endswith("_type") or kind == "int_from_float"
     rule = detail["msg"].removeprefix("Input ")
     return invalid(
@@ -78,6 +80,16 @@ def _from_pydantic(detail: ErrorDetails) -> ApiError:
         f"Invalid '{shown}': {rule} (got {_shown(detail['input'])}).",
         "invalid_type" if wrong_type else "invalid_value",
     )
+
+
+def _count(kind: str, detail: ErrorDetails) -> str:
+    """What is wrong with how many items an array or an object has."""
+    context, given = detail.get("ctx", {}), detail["input"]
+    most = kind == "too_long"
+    bound = context.get("max_length" if most else "min_length")
+    got = f", got {len(given)}" if isinstance(given, list | dict) else ""
+    items = "item" if bound == 1 else "items"
+    return f"it takes at {'most' if most else 'least'} {bound} {items}{got}"
 
 
 def _shown(value: Any) -> str:

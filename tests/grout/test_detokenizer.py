@@ -1,7 +1,7 @@
 import codecs
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from grout.detokenizer import Detokenizer, StopScanner, begun_character
@@ -161,3 +161,32 @@ def test_a_long_stop_is_held_back_until_it_cannot_match() -> None:
     scanner = StopScanner(("a" * 200 + "b",))
     assert scanner.push("a" * 500) == "a" * 300
     assert scanner.push("c") == "a" * 200 + "c"
+
+
+@given(
+    st.text("ab€", max_size=12),
+    st.lists(st.integers(1, 3), max_size=12),
+    st.lists(st.text("ab€", min_size=1, max_size=3), min_size=1, max_size=3),
+    st.integers(0, 12),
+)
+@example("abx", [1, 1, 1], ["ab", "abcd"], 2)
+@example("aaa", [1, 1, 1], ["aa"], 2)
+def test_the_first_tokens_complete_no_stop(
+    text: str, sizes: list[int], stops: list[str], held: int
+) -> None:
+    parts = cut(text.encode(), sizes)
+    detokenizer = Detokenizer(parts.__getitem__, (), stops)
+    shown = ""
+    for token in range(len(parts)):
+        shown += detokenizer.push(token, stops=token >= held)
+        if detokenizer.stopped:
+            break
+    shown += detokenizer.flush()
+    passed = len(whole_text(parts[:held]))
+    ends = [end for end in range(passed + 1, len(text) + 1) if text[:end].endswith(tuple(stops))]
+    if ends:
+        longest = max(len(stop) for stop in stops if text[: ends[0]].endswith(stop))
+        assert shown == text[: ends[0] - longest]
+    else:
+        assert shown == text
+    assert detokenizer.stopped == bool(ends)

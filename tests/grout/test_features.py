@@ -81,6 +81,25 @@ def test_min_tokens_holds_the_end_back(held: int, kind: str) -> None:
     assert list(engine.generate_sync(prompt, GREEDY).token_ids) == plain
 
 
+@pytest.mark.parametrize("held", [0, 1, 2, 3, 5])
+def test_min_tokens_holds_stop_texts_back(held: int) -> None:
+    prompt = [65, 66]
+    engine = make_engine()
+    ids = expected(prompt, 10)
+    texts = [engine.tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
+    first, second = texts[1] + texts[2], texts[6] + texts[7]
+    # The first stop text ends with the third token, the other with the eighth.
+    assert "".join(texts[:3]).find(first) == len(texts[0])
+    assert "".join(texts).find(second) == len("".join(texts[:6]))
+    params = SamplingParams(
+        temperature=0, max_tokens=10, ignore_eos=True, min_tokens=held, stop=(first, second)
+    )
+    reply = engine.generate_sync(prompt, params)
+    assert reply.text == "".join(texts[: 1 if held < 3 else 6])
+    assert list(reply.token_ids) == ids[: 3 if held < 3 else 8]
+    assert reply.finish_reason == "stop"
+
+
 def test_logprobs_come_with_their_tokens() -> None:
     engine = make_engine()
     streams = [BlockingStream(), BlockingStream()]

@@ -53,7 +53,7 @@ def test_no_prefill_has_to_be_recorded_or_compiled_later(monkeypatch: pytest.Mon
     runner.warm_up(_warm_up_lengths("cuda", chunk), (), RECORDED)
     before = len(recordings), len(device.compiled)
     # Each size, of one prompt no longer than the model allows and of several.
-    sizes = sum(size <= 640 for size in CudaTiling.prompts), sum(s <= 768 for s in CudaTiling.prompts)
+    sizes = [sum(size <= most for size in CudaTiling.prompts) for most in (640, 768)]
     # And each kind of sampling, and what takes slots in.
     assert before[0] == sum(sizes) + 2 * (1 + len(RECORDED) + 1)
     size = -(-max_len // PAGE_SIZE)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scripts import bench_serving, serving_plot, serving_report
 from scripts.serving_client import Client, Endpoint, Reply, ask
 from scripts.serving_prompts import Prompts
+from server.settings import Settings
 from tests.server.fakes import MODEL, live
 
 FEW = ["--new", "5", "--prompt", "6", "--vocab", "1001", "--num-prompts", "3", "--warmup", "1"]
@@ -248,8 +249,10 @@ def test_whole_run(route: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
     with live(delay=0.01) as server, live(delay=0.03) as slower:
         ends = ["--endpoint", f"a={server.url}", "--endpoint", f"b={slower.url}/v1"]
         assert bench_serving.main([*ends, *options, "--concurrency", "1", "3"]) == 0
-        assert len(server.engine.requests) == len(slower.engine.requests) == 8
-        assert [ids for ids, _ in server.engine.requests] == [
+        # Two more say how many tokens words are, to the first endpoint.
+        asked = 2 if route == "chat" else 0
+        assert len(server.engine.requests) - asked == len(slower.engine.requests) == 8
+        assert [ids for ids, _ in server.engine.requests[asked:]] == [
             ids for ids, _ in slower.engine.requests
         ]
     runs = results(capsys)["runs"]
@@ -271,11 +274,77 @@ def test_whole_run(route: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert len(results(capsys)["runs"]) == 4
 
 
+def saved_run(folder: Path, name: str, **settings: Any) -> str:
+    """A file of results."""
+    path = folder / name
+    settings = {"route": "chat", "prompt": 32, "new": 16, "date": "2026-01-02"} | settings
+    path.write_text(json.dumps({"settings": settings, "runs": [make_run(name, 1, 10.0)]}))
+    return str(path)
+
+
+def test_a_comparison_alone_has_the_settings_of_its_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = saved_run(tmp_path, "one"), saved_run(tmp_path, "two", new=17)
+    plot = tmp_path / "r.svg"
+    assert bench_serving.main(["--compare", one, two, "--svg", str(plot)]) == 0
+    out = capsys.readouterr().out
+    assert "one: 32 prompt tokens, 16 new, chat, 2026-01-02\n" in out
+    assert "two: 32 prompt tokens, 17 new, chat, 2026-01-02\n" in out
+    assert "note: two has new 17, one 16\n" in out
+    result = json.loads(out.splitlines()[-1])
+    assert result["settings"] == {"route": "chat", "prompt": 32, "new": 16, "date": "2026-01-02"}
+    assert result["compared"]["two"]["new"] == 17
+    assert "32 prompt tokens, 16 new, chat" in plot.read_text()
+
+
+def test_a_comparison_with_what_is_measured_says_what_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with live() as server:
+        ends = ["--endpoint", f"a={server.url}", "--concurrency", "1", "--route", "chat"]
+        assert bench_serving.main([*ends, *FEW, "--compare", saved_run(tmp_path, "old")]) == 0
+    out = capsys.readouterr().out
+    assert "measured now: 6 prompt tokens, 5 new, chat, " in out
+    assert "note: old has prompt 32, measured now 6\n" in out
+    assert json.loads(out.splitlines()[-1])["settings"]["prompt"] == 6
+
+
+@pytest.mark.parametrize("prompt", [128, 300])
+def test_a_chat_prompt_has_as_many_tokens_as_asked_for(
+    prompt: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A byte is a token here, so words can only come near.
+    options = ["--route", "chat", "--prompt", str(prompt), "--concurrency", "1"]
+    with live() as server:
+        ends = ["--endpoint", server.url, "--num-prompts", "3", "--new", "2", *options]
+        assert bench_serving.main(ends) == 0
+        sent = [len(ids) for ids, _ in server.engine.requests[2:]]
+    assert all(abs(count - prompt) <= 3 for count in sent)
+    out = capsys.readouterr().out
+    assert json.loads(out.splitlines()[-1])["runs"][0]["mean_input_tokens"] == sent[-1]
+    assert ("prompts had" in out) == (abs(sent[-1] - prompt) > 2)
+
+
+def test_prompts_that_cannot_be_as_short_are_said_to_be_longer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with live() as server:
+        ends = ["--endpoint", f"a={server.url}", "--concurrency", "1", "--route", "chat"]
+        assert bench_serving.main([*ends, *FEW, "--prompt", "1"]) == 0
+        sent = len(server.engine.requests[-1][0])
+    text = f"note: a at 1: prompts had {sent:.1f} tokens on average, not 1\n"
+    assert sent > 3 and text in capsys.readouterr().out
+
+
 def test_failures_are_counted_and_make_the_status(capsys: pytest.CaptureFixture[str]) -> None:
     with live(fail_after=3) as server:
         options = [*FEW, "--route", "chat", "--warmup", "0", "--concurrency", "2"]
         assert bench_serving.main(["--endpoint", f"a={server.url}", *options]) == 1
-    out = capsys.readouterr().out.splitlines()
+    shown = capsys.readouterr()
+    assert "a at 2: all 3 requests failed, " in shown.err
+    assert "tok/s" not in shown.err and "None" not in shown.err
+    out = shown.out.splitlines()
     (run,) = json.loads(out[-1])["runs"]
     assert (run["completed"], run["failed"]) == (0, 3)
     assert sum(run["errors"].values()) == 3
@@ -299,6 +368,20 @@ def test_request_rate_paces_the_requests(capsys: pytest.CaptureFixture[str]) -> 
     (run,) = results(capsys)["runs"]
     assert run["max_concurrency"] is None
     assert run["duration"] > 0.01
+
+
+@pytest.mark.parametrize("options", [[], ["--model", MODEL]])
+@pytest.mark.parametrize("route", ["chat", "completions"])
+def test_a_server_with_a_key_wants_that_option(
+    route: str, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with live(settings=Settings(api_keys=("secret",))) as server:
+        ends = ["--endpoint", server.url, "--route", route, "--concurrency", "1", *options]
+        assert bench_serving.main([*ends, *FEW]) == 2
+        message = capsys.readouterr().err.splitlines()[-1]
+        assert "HTTP 401: " in message and message.endswith("(--api-key gives a key)")
+        if route == "chat":
+            assert bench_serving.main([*ends, *FEW, "--api-key", "secret"]) == 0
 
 
 @pytest.mark.parametrize(

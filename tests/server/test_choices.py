@@ -157,6 +157,28 @@ def test_no_tokens_are_no_answer(
     assert error["param"] == "min_tokens"
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "limit"),
+    [
+        # 16 is the default of completions.
+        ("/v1/completions", {"prompt": "xyz"}, 16),
+        ("/v1/completions", {"prompt": "xyz", "max_tokens": 20}, 20),
+        # What the context leaves: of 512 tokens.
+        ("/v1/completions", {"prompt": [1] * 500}, 12),
+        ("/v1/chat/completions", {"messages": ASK}, 512 - len("<user>Hi\n<assistant>")),
+    ],
+)
+def test_min_tokens_beyond_the_limit(
+    http: httpx.Client, engine: FakeEngine, path: str, body: dict[str, Any], limit: int
+) -> None:
+    assert http.post(path, json=body | {"min_tokens": limit}).status_code == 200
+    assert engine.requests[-1][1].min_tokens == limit
+    response = http.post(path, json=body | {"min_tokens": limit + 1})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "min_tokens")
+    assert str(limit) in error["message"] or "limit" in error["message"]
+
+
 def test_too_many_answers(http: httpx.Client) -> None:
     response = http.post("/v1/completions", json={"prompt": ["a"] * 200, "n": 2})
     assert response.json()["error"]["param"] == "n"
@@ -280,7 +302,7 @@ def feed_all(parts: list[tuple[str, int]], end: str, begun: bytes = b"") -> list
     for number, (text, raw) in enumerate(parts):
         reason: Any = end if number == len(parts) - 1 else None
         found += stream.placed(Delta(text, (raw,), reason, (entry(raw),)))
-    return [(place, one.token_id) for place, one in found]
+    return [(place, one.token_id) for place, _, one in found]
 
 
 def test_bytes_that_are_no_text_count_as_they_are_shown() -> None:
@@ -337,9 +359,9 @@ def test_places_are_those_of_the_text(pieces: list[bytes], data: st.DataObject) 
         found += stream.placed(delta)
         if end:
             break
-    assert [one.token_id for _, one in found] == list(range(len(found)))
+    assert [one.token_id for _, _, one in found] == list(range(len(found)))
     limit = len(shown) if tokens.stopped else None
-    for place, one in found:
+    for place, _, one in found:
         front = b"".join(pieces[: one.token_id])
         # What the bytes before it say once it has come: a character it goes on with is not said.
         before = utf_8_decode(front, "replace", False)[0]

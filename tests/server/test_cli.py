@@ -158,6 +158,7 @@ def test_the_curl_example_works() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         command = process.stdout.readline().removeprefix("grout: try ")
+        assert "What is the capital of France?" in command
         curl = shutil.which("curl")
         if curl is not None:
             answer = subprocess.run(
@@ -276,6 +277,33 @@ def test_ctrl_c_stops_a_servers_answer(
     assert ask(monkeypatch, ["hi"], "--url", server.url) == 0
     wait_for(lambda: engine.running == 0)
     assert engine.aborted == 1
+
+
+def test_ctrl_c_at_a_prompt_says_how_to_leave(
+    server: Live[FakeEngine], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    said = iter([KeyboardInterrupt(), "/exit"])
+
+    def line(_: str) -> str:
+        found = next(said)
+        if isinstance(found, str):
+            return found
+        raise found
+
+    monkeypatch.setattr("builtins.input", line)
+    assert main(["chat", "--url", server.url]) == 0
+    assert capsys.readouterr().out.endswith("\n/exit or Ctrl-D leaves\n")
+
+
+def test_a_variable_that_is_no_option_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUT_MAXX", "3")
+    with start("serve", "--port", "0", fake={}) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("grout: ready")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert "grout: warning: the variable GROUT_MAXX is no option of serve, and is ignored" in err
 
 
 def test_chat_with_no_server(capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,9 +88,59 @@ def test_pipelined_requests_are_answered_in_order(
     assert json.loads(received.rpartition(b"\r\n\r\n")[2])["choices"][0]["text"] == engine.text
 
 
+UPGRADES = [
+    ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAA"),
+    ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"),
+]
+SMUGGLED = b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.mark.parametrize("headers", UPGRADES)
+def test_upgrades_are_ignored(
+    server: Live[FakeEngine], engine: FakeEngine, headers: tuple[str, ...]
+) -> None:
+    upgrading = post({"prompt": "x"}, *headers, path="/v1/completions")
+    head, _, body = upgrading.partition(b"\r\n\r\n")
+    chunked = head.replace(b"Content-Length: %d" % len(body), b"Transfer-Encoding: chunked")
+    chunked += b"\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    without_body = "\r\n".join(["GET /health HTTP/1.1", "Host: x", *headers, "", ""]).encode()
+    last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    with connect(server.url) as connection:
+        connection.sendall(b"".join([upgrading, without_body, chunked, upgrading, last]))
+        received = everything(connection)
+    assert received.count(b"HTTP/1.1 ") == received.count(b"HTTP/1.1 200 OK") == 5
+    assert received.count(b'"text":') == len(engine.requests) == 3
+
+
+@pytest.mark.parametrize("headers", UPGRADES)
+def test_the_body_of_a_request_with_an_upgrade_is_no_request(
+    server: Live[FakeEngine], headers: tuple[str, ...]
+) -> None:
+    head = ["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json", *headers]
+    head += ["Expect: 100-continue", f"Content-Length: {len(SMUGGLED)}", "", ""]
+    with connect(server.url) as connection:
+        connection.sendall("\r\n".join(head).encode())
+        assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(SMUGGLED)
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        received = everything(connection)
+    answers = [part[:3] for part in received.split(b"HTTP/1.1 ")[1:]]
+    assert answers == [b"400", b"200"]
+    assert b"invalid_json" in received and b'"version"' not in received
+
+
+@pytest.mark.parametrize("target", [b"a:443", b"/health"])
+def test_nothing_after_a_connect_is_a_request(server: Live[FakeEngine], target: bytes) -> None:
+    with connect(server.url) as connection:
+        connection.sendall(b"CONNECT %s HTTP/1.1\r\nHost: a\r\n\r\n%s" % (target, SMUGGLED))
+        received = everything(connection)
+    assert received.startswith(b"HTTP/1.1 400 ") and received.count(b"HTTP/1.1 ") == 1
+
+
 @pytest.mark.parametrize(
     "head",
     [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 1_000_000,
         b"GET /" + b"x" * 1_000_000,
         b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X-Many: x\r\n" * 100_000,

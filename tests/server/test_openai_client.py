@@ -303,6 +303,7 @@ def test_a_client_gives_up() -> None:
         with pytest.raises(openai.RateLimitError) as caught:
             client.chat.completions.create(**ASK)
         assert caught.value.code == "queue_full"
+        assert str(caught.value).lower().count("again") == 1
         assert caught.value.response.headers["retry-after"] == "1"
         assert len(server.engine.times) == 2
 

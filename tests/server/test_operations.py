@@ -13,7 +13,7 @@ import pytest
 
 from grout.errors import QueueFull, RequestTimeout
 from server.cli import _serve_parser, main
-from server.configuration import resolve
+from server.configuration import doubts, resolve
 from server.exceptions import CommandError
 from server.serve import _check_tls, _LogHandler
 from server.settings import Settings
@@ -202,6 +202,16 @@ def test_wrong_files(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(CommandError, match=r"grout\.toml") as caught:
         options("--config", str(file))
     assert says in str(caught.value)
+
+
+def test_variables_that_are_no_options_are_named() -> None:
+    environ = {"GROUT_MAX_NUM_SEQ": "3", "GROUT_SERVICE_HOST": "10.0.0.1", "GROUT_CACHE": "/x",
+               "GROUT_PORT": "1", "GROUT_CONFIG": "f", "PATH": "", "grout_maxx": "1"}  # fmt: skip
+    ignored = "is no option of serve, and is ignored"
+    assert doubts(_serve_parser(), environ) == [
+        f"warning: the variable GROUT_MAX_NUM_SEQ {ignored}; did you mean GROUT_MAX_NUM_SEQS?",
+        f"warning: the variable GROUT_SERVICE_HOST {ignored}",
+    ]
 
 
 def test_wrong_variables_and_missing_files(tmp_path: Path) -> None:

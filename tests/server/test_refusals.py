@@ -148,6 +148,18 @@ def test_wrong_values(http: httpx.Client, path: str, name: str, value: Any, code
 
 
 @pytest.mark.parametrize(
+    ("change", "param", "says"),
+    [
+        ({"stop": ["a"] * 20}, "stop", "takes at most 16 items, got 20"),
+        ({"stop_token_ids": [1] * 17}, "stop_token_ids", "takes at most 16 items, got 17"),
+    ],
+)
+def test_how_many_items(http: httpx.Client, change: dict[str, Any], param: str, says: str) -> None:
+    message = refused(http, CHAT, {"messages": MESSAGES, **change}, "invalid_value", param)
+    assert message == f"Invalid '{param}': it {says}."
+
+
+@pytest.mark.parametrize(
     ("change", "param", "code"),
     [
         ({"stop": [1]}, "stop[0]", "invalid_type"),
@@ -361,6 +373,34 @@ def test_lone_surrogate_in_a_name(http: httpx.Client) -> None:
         CHAT, content=rb'{"\ud800": 1}', headers={"Content-Type": "application/json"}
     )
     assert response.json()["error"]["code"] == "invalid_unicode"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (r'{"a": "\ud800"}', "invalid_unicode"),
+        (r'{"a": [{"\udfff": 1}]}', "invalid_unicode"),
+        ('{"a": NaN}', "invalid_value"),
+        ('{"a": -Infinity}', "invalid_value"),
+        ('{"a": 1e999}', "invalid_value"),
+        ('{"a": 1', "invalid_value"),
+        ("[" * 100_000, "invalid_value"),
+    ],
+)
+def test_arguments_of_earlier_calls(http: httpx.Client, arguments: str, code: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    talk = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    where = f"messages[{len(MESSAGES)}].tool_calls[0].function.arguments"
+    refused(http, CHAT, json.dumps({"messages": talk}).encode(), code, where)
+    items = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}]
+    refused(http, "/v1/responses", json.dumps({"input": items}).encode(), code, "input")
+
+
+@pytest.mark.parametrize("schema", [r'{"const": "\ud800"}', '{"const": NaN}', '{"const": 1e999}'])
+def test_schemas_in_strings(http: httpx.Client, schema: str) -> None:
+    code = "invalid_unicode" if "ud800" in schema else "invalid_value"
+    body = json.dumps({"prompt": "x", "guided_json": schema}).encode()
+    refused(http, COMPLETIONS, body, code, "guided_json")
 
 
 def test_whole_surrogate_pairs_are_text(http: httpx.Client, engine: FakeEngine) -> None:

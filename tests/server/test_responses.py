@@ -138,6 +138,54 @@ def test_logprobs(client: openai.OpenAI, engine: FakeEngine) -> None:
     assert {len(entry.top_logprobs) for entry in entries} == {2}
 
 
+LOGPROBS = "message.output_text.logprobs"
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.002])
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        (["<thi", "nk>\nhm", " text\n</thi", "nk>\n", "\ntext é", "<b>\n"], "text é<b>\n"),
+        (["<think>hm</think>text", " text"], "text text"),
+        (["text ", CALL[:20], CALL[20:], "\n", "more text", "<to"], "text|\nmore text<to"),
+        ([CALL, "\n", "more text", "<to"], "more text<to"),
+        (["\n text"], "\n text"),
+        ([CALL], ""),
+        (["<think>hm"], ""),
+    ],
+)
+@pytest.mark.parametrize("tools", [[], TOOLS])
+def test_logprobs_are_of_the_text(
+    client: openai.OpenAI,
+    engine: FakeEngine,
+    reply: list[str],
+    text: str,
+    tools: list[Any],
+    delay: float,
+) -> None:
+    """Each token is a byte. Merged deltas or not, streamed or not: the bytes of each text."""
+    engine.reply, engine.delay = reply, delay
+    if not tools and CALL[:5] in "".join(reply):
+        text = "".join(reply)
+    asked: dict[str, Any] = {"model": MODEL, "input": "Hi", "include": [LOGPROBS], "tools": tools}
+
+    def of(entries: Any) -> str:
+        return bytes(byte for entry in entries for byte in entry.bytes).decode()
+
+    def texts(output: Any) -> str:
+        parts = [item.content[0] for item in output if item.type == "message"]
+        assert all(of(part.logprobs) == part.text for part in parts)
+        return "|".join(part.text for part in parts)
+
+    assert texts(client.responses.create(**asked).output) == text
+    with client.responses.create(**asked, stream=True) as stream:
+        events: list[Any] = list(stream)
+    for event in events:
+        if event.type == "response.output_text.delta":
+            assert of(event.logprobs) == event.delta
+    assert texts(events[-1].response.output) == text
+
+
 def test_failing_in_a_stream(http: httpx.Client, engine: FakeEngine) -> None:
     engine.fail_after = 2
     text = http.post("/v1/responses", json={"input": "Hi", "stream": True}).text

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from server.json_response import JsonResponse
 from server.sse import NUMBER, TEXT, TextEvents, event
 
 LINE_BREAKS = ("\r", "\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")
@@ -50,3 +51,10 @@ def test_one_line_for_any_client(text: str) -> None:
 def test_a_text_has_to_be_there() -> None:
     with pytest.raises(ValueError, match="text"):
         TextEvents(chunk("m", "other"))
+
+
+def test_a_lone_surrogate_ends_no_stream() -> None:
+    """None should come this far; JSON has a way to write it."""
+    for sent in (event({"text": "a\ud800"}), TextEvents({"text": TEXT})("a\ud800")):
+        assert sent == b'data: {"text":"a\\ud800"}\n\n'
+    assert JsonResponse({"text": "é\udfff"}).body == '{"text":"é\\udfff"}'.encode()

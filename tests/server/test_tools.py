@@ -105,6 +105,13 @@ def test_one_call_at_most(client: openai.OpenAI, engine: FakeEngine) -> None:
         '<tool_call>\n{"name": 3, "arguments": {}}\n</tool_call>',
         '<tool_call>\n{"name": "get_weather", "arguments": [1]}\n</tool_call>',
         '<tool_call>\n{"name": "get_weather", "arguments": {"a": NaN}}\n</tool_call>',
+        '<tool_call>\n{"name": "get_weather", "arguments": {"a": 1e999}}\n</tool_call>',
+        '<tool_call>\n{"name": "f\\ud800", "arguments": {}}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": {"a": ["\\udfff"]}}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": {"\\ud800": 1}}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": "{\\"a\\": \\"\\ud800\\"}"}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": "{\\"a\\": \\"\\\\ud800\\"}"}\n</tool_call>',
+        '<tool_call>\n{"name": "f", "arguments": "{\\"a\\": 1e999}"}\n</tool_call>',
         '<tool_call>\n{"name": "get_weather", "arguments": {"a": "x}}\n</tool_call> so',
         "Sure: <tool_call> is a tag",
         "a <tool_call",
@@ -165,6 +172,23 @@ def test_a_forced_call_cut_off(client: openai.OpenAI, engine: FakeEngine) -> Non
     choice = ask(client, tool_choice="required")
     assert choice.message.tool_calls[0].function.arguments == '{"city": "東京", "'
     assert choice.finish_reason == "length"
+
+
+@pytest.mark.parametrize("stop", ["city", '"nested', "</tool_call>", "\n</tool_call>"])
+def test_a_forced_call_that_a_stop_cuts_is_no_call_to_be_made(
+    client: openai.OpenAI, engine: FakeEngine, stop: str
+) -> None:
+    engine.reply = cut(CALL[: CALL.rindex(stop)])  # as the engine cuts it, with "stop"
+    choice = ask(client, tool_choice="required")
+    [call] = choice.message.tool_calls
+    assert call.function.arguments == ARGUMENTS[: len(call.function.arguments)]
+    whole = call.function.arguments == ARGUMENTS
+    assert whole == stop.endswith("</tool_call>")
+    assert choice.finish_reason == ("tool_calls" if whole else "stop")
+    engine.reply = cut(f"{CALL}\n{CALL[: CALL.rindex(stop)]}")
+    choice = ask(client, tool_choice="required")
+    assert len(choice.message.tool_calls) == 2
+    assert choice.finish_reason == ("tool_calls" if whole else "stop")
 
 
 def test_no_tools_no_calls(client: openai.OpenAI, engine: FakeEngine) -> None:
@@ -294,6 +318,7 @@ def test_refusals(http: httpx.Client, more: dict[str, Any], param: str) -> None:
         ('{"name": "f", "arguments": {}} x', None),
         ('{"name": "f", "name": "g", "arguments": {}}', None),
         ("[" * 5000, None),
+        ('{"name": "\\ud83d\\ude42", "arguments": {}}', ("🙂", "{}")),
         ("", None),
     ],
 )

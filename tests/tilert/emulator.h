@@ -23,7 +23,7 @@ typedef unsigned long long u64;
 #define __shared__
 #define __launch_bounds__(...)
 #define __grid_constant__
-#define __restrict__
+#define RESTRICT
 #define __device__
 #define __noinline__
 #define DEV static inline
@@ -208,8 +208,12 @@ template <class T> DEV T shuffle_xor(T v, int mask) {
   T r; std::memcpy(&r, slots[threadIdx.x ^ mask], sizeof r);
   meet_warp();
   return r; }
+template <class T> DEV T load(const T* p) { return *p; }
 DEV vec16 load16(const void* p) { vec16 v; std::memcpy(&v, p, 16); return v; }
 DEV vec16 load16_stream(const void* p) { return load16(p); }
+DEV void later_grids_may_start() {}
+DEV void wait_for_earlier_grids() {}
+template <class T> DEV void behind(T*&) {}
 DEV u32 shared_address(const void* p) { return (u32)((const char*)p - smem); }
 DEV void copy_async16(u32 dst, const void* src, bool valid) {
   if (valid) std::memcpy(smem + dst, src, 16); else std::memset(smem + dst, 0, 16); }

@@ -98,7 +98,7 @@ def host_text(text: str, function: ir.Function, threads: int) -> str:
     # Values lose their const, so that they can be set; what pointers lead to keeps it.
     kept = "\n".join(
         f"static {p if '*' in p else p.removeprefix('const ')};" for p in parameters
-    ).replace("__restrict__ ", "")
+    ).replace("RESTRICT ", "")
     # Tensor maps come as pointers: they are larger than what a call from here can pass.
     taken = re.sub(r"const __grid_constant__ tensor_map (\w+)", r"const tensor_map* \1", entry[2])
     given = [f"*{n}" if "tensor_map" in p else n for p, n in zip(parameters, names, strict=True)]

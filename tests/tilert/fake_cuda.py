@@ -10,17 +10,20 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.tilert.fake_graph import Node, Replay
 from tests.tilert.simulated import Queue, Reached, run_one
 from tilert import driver, ir
 from tilert.array import Array
 from tilert.cpu_device import CpuDevice
 from tilert.cuda_device import CudaDevice
 from tilert.device import Call, Launcher
+from tilert.unsafe_kernel import UnsafeFunction
 
 __all__ = ["FakeCudaDevice", "FakeDriver", "fake_cuda"]
 
@@ -30,15 +33,6 @@ _ANYWHERE = {
     "cuDeviceGetCount", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent",
     "cuDeviceGetAttribute", "cuDeviceGetDefaultMemPool", "cuMemPoolSetAttribute",
 }  # fmt: skip
-
-
-class Node:
-    """A node of a graph: work, after other nodes."""
-
-    def __init__(self, kind: str, work: Callable[[], None], after: set[int]) -> None:
-        self.kind = kind
-        self.work = work
-        self.after = after
 
 
 class Capture:
@@ -76,6 +70,9 @@ class FakeDriver:
         calls: how often each function was called.
     """
 
+    # The real one has no room for streams of ours.
+    CUlaunchConfig = SimpleNamespace
+
     def __init__(self, real: Any, seed: int, late: float = 0.7) -> None:
         self.real = real
         self.ok = real.CUresult.CUDA_SUCCESS
@@ -89,7 +86,8 @@ class FakeDriver:
         self.sizes: dict[int, int] = {}
         self.unused: dict[int, list[int]] = {}
         self.pinned: set[int] = set()
-        self.functions: dict[int, Callable[[], None]] = {}
+        # What kernels do, whether they wait for earlier ones, and whether later ones may start.
+        self.functions: dict[int, tuple[Callable[[], None], bool, bool]] = {}
 
     def __getattr__(self, name: str) -> Any:
         # What is not here is a type, or a mistake.
@@ -108,9 +106,18 @@ class FakeDriver:
 
     # Running
 
-    def put(self, stream: Stream, work: Callable[[], None], kind: str) -> tuple[Any]:
+    def put(
+        self,
+        stream: Stream,
+        work: Callable[[], None],
+        kind: str,
+        early: bool = False,
+        waits: bool = False,
+        tells: bool = False,
+    ) -> tuple[Any]:
         if stream.capture is not None:
-            stream.capture.nodes.append(Node(kind, work, set(stream.after)))
+            node = Node(kind, work, set(stream.after), early, waits, tells)
+            stream.capture.nodes.append(node)
             stream.after = {len(stream.capture.nodes) - 1}
         else:
             stream.queue.put(work)
@@ -284,11 +291,25 @@ class FakeDriver:
     # Kernels and graphs
 
     def _cuLaunchKernel(self, function: Any, *rest: Any) -> Any:
-        stream, parameters = rest[7], rest[8]
+        return self._launch(rest[7], rest[8], early=False)
+
+    def _cuLaunchKernelEx(self, config: Any, function: Any, parameters: int, extra: int) -> Any:
+        (attribute,) = config.attrs
+        serialization = "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"
+        assert attribute.id.name == serialization
+        assert attribute.value.programmaticStreamSerializationAllowed == 1
+        stream = config.hStream
+        assert stream.capture is not None, "a kernel starts early outside of a graph"
+        (before,) = stream.after
+        assert stream.capture.nodes[before].kind == "kernel"
+        return self._launch(stream, parameters, early=True)
+
+    def _launch(self, stream: Stream, parameters: int, early: bool) -> Any:
         pointer = ctypes.c_void_p.from_address(parameters).value
         assert pointer is not None
         number = ctypes.c_int64.from_address(pointer).value
-        return self.put(stream, self.functions[number], "kernel")
+        work, waits, tells = self.functions[number]
+        return self.put(stream, work, "kernel", early, waits, tells)
 
     def _cuStreamBeginCapture(self, stream: Stream, mode: Any) -> Any:
         assert stream.capture is None
@@ -322,8 +343,8 @@ class FakeDriver:
         return (self.ok,)
 
     def _cuGraphExecUpdate(self, executable: Executable, nodes: list[Node]) -> Any:
-        before = [(node.kind, node.after) for node in executable.nodes]
-        if before != [(node.kind, node.after) for node in nodes]:
+        before = [node.shape for node in executable.nodes]
+        if before != [node.shape for node in nodes]:
             return self.real.CUresult.CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, None
         executable.nodes = nodes
         return self.ok, None
@@ -332,12 +353,10 @@ class FakeDriver:
         nodes = executable.nodes
 
         def run() -> None:
-            done: set[int] = set()
-            while len(done) < len(nodes):
-                ready = [i for i, n in enumerate(nodes) if i not in done and n.after <= done]
-                at = self.chance.choice(ready)
-                nodes[at].work()
-                done.add(at)
+            replay = Replay(nodes)
+            while replay.step(self.chance):
+                pass
+            assert len(replay.done) == len(nodes)
 
         return self.put(stream, run, "graph")
 
@@ -359,11 +378,17 @@ class _Counting:
 
 
 class _Launcher:
-    """Launches kernels whose one argument says which function of the host they are."""
+    """Launches kernels whose one argument says which function of the host they are.
 
-    def __init__(self, fake: FakeDriver, inner: Launcher) -> None:
+    Args:
+        waits: whether the kernel waits for earlier ones itself. says: whether its launches say so.
+    """
+
+    def __init__(self, fake: FakeDriver, inner: Launcher, waits: bool, says: bool) -> None:
         self.fake = fake
         self.inner = inner
+        self.waits = waits
+        self.says = says
 
     def bind(
         self,
@@ -374,8 +399,9 @@ class _Launcher:
     ) -> Call:
         call = self.inner.bind(arrays, index_maps, grid)
         number = len(self.fake.functions)
-        self.fake.functions[number] = lambda: call(None)
-        return driver.Launch("function", 1, 1, 0, [number])
+        self.fake.functions[number] = (lambda: call(None)), self.waits, self.says
+        launch = driver.Launch("function", 1, 1, 0, [number], waits=self.says, leads=self.says)
+        return launch.enqueue
 
 
 class FakeCudaDevice(CudaDevice):
@@ -392,14 +418,28 @@ class FakeCudaDevice(CudaDevice):
     def host_bytes(self, address: int, nbytes: int) -> Any:
         return self.fake.buffers[address][:nbytes]
 
+    def waits(self, function: ir.Function) -> bool:
+        """Whether the kernel waits for earlier ones itself."""
+        return not isinstance(function, UnsafeFunction)
+
+    def says(self, function: ir.Function) -> bool:
+        """Whether the launches of a kernel say that it waits."""
+        return self.waits(function)
+
     def compile(self, function: ir.Function) -> Launcher:
-        return _Launcher(self.fake, self.cpu.compile(function))
+        waits = self.waits(function)
+        return _Launcher(self.fake, self.cpu.compile(function), waits, self.says(function))
 
 
-def fake_cuda(monkeypatch: pytest.MonkeyPatch, seed: int, late: float = 0.7) -> FakeCudaDevice:
+def fake_cuda(
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    late: float = 0.7,
+    kind: type[FakeCudaDevice] = FakeCudaDevice,
+) -> FakeCudaDevice:
     """A device on a fake driver, which stands for the real one for the length of the test."""
     real = pytest.importorskip("cuda.bindings.driver")
     fake = FakeDriver(real, seed, late)
     counting = _Counting(fake)
     monkeypatch.setattr(driver, "_cu", lambda: counting)
-    return FakeCudaDevice(fake)
+    return kind(fake)

@@ -197,15 +197,21 @@ class SimulatedDevice(QueuedDevice):
         block = self.cpu.allocate(nbytes)
 
         def free(address: int, leases: list[Record], held: object = block) -> None:
-            self.finish(lambda: None)
+            self.finish(lambda held: None, held)
 
         return QueuedBlock(block.address, block.host, free, self.garbage)
 
     # Work
 
-    def submit(self, *arguments: Any, **named: Any) -> None:
-        super().submit(*arguments, **named)
+    def _submit(self, *arguments: Any) -> None:
+        super()._submit(*arguments)
         self.advance()
+
+    def submit_alone(self, call: Call) -> bool:
+        done = super().submit_alone(call)
+        if done:
+            self.advance()
+        return done
 
     def compile(self, function: ir.Function) -> Launcher:
         fake = function.options.get("fake")

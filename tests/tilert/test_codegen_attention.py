@@ -2,12 +2,8 @@
 show, and that it takes no kernel that it cannot compute."""
 
 import re
-import shutil
-import subprocess
-import sysconfig
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +14,7 @@ from models import kernels
 from tests.tilert import emulator
 from tests.tilert.checks import Frame, data, ints
 from tests.tilert.emulator import EmulatedDevice, compiler
-from tilert import DType, Mut, Ref, bf16, f16, f32, nvrtc
+from tilert import DType, Mut, Ref, bf16, f16, f32, nvrtc, sass
 from tilert.codegen import attention, schedules
 from tilert.language import exp2, iota, maximum, mma, tiles, where, zeros
 from tilert.language import max as largest
@@ -406,21 +402,10 @@ def test_compiled(dim: int, tile: tuple[int, int], threads: int, stages: int) ->
     assert "C75" not in log
 
 
-def disassembler() -> str | None:
-    """nvdisasm, from the toolkit or from its wheel."""
-    found = Path(sysconfig.get_path("purelib")).glob("nvidia/cu*/bin/nvdisasm")
-    return shutil.which("nvdisasm") or next(map(str, found), None)
-
-
-@pytest.mark.skipif(disassembler() is None, reason="no disassembler here")
-def test_machine_code(tmp_path: Path) -> None:
+def test_machine_code() -> None:
     (kernel,) = compiled(8, 128, PAGE, (128, 2)).kernels
-    path = tmp_path / "kernel.cubin"
-    path.write_bytes(nvrtc.compile(kernel.text, kernel.entry, "sm_90a"))
-    made = subprocess.run(
-        [disassembler() or "", "-c", str(path)], capture_output=True, text=True, check=True
-    )
-    names = re.findall(r"[A-Z][A-Z0-9]+(?:\.[A-Za-z0-9_]+)*", made.stdout)
+    (lines,) = sass.disassemble([kernel.cubin], "sm_90a")
+    names = sass.names(lines)
     found = Counter(names)
     # Scores of the first step and of the others; sums of each step but the last, and of that.
     assert found["HGMMA.64x128x16.F32.BF16"] == 2 * 8 + 2 * 8

@@ -406,7 +406,7 @@ def test_checks_change_no_value(function: Callable[..., None], arguments: dict[s
 
 def test_ordinary_kernels_have_no_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """And so a checked kernel has another text, which is what compiled kernels are kept by."""
-    monkeypatch.setattr("tilert.nvrtc.resources", lambda *_: None)
+    monkeypatch.setattr("tilert.nvrtc.build", lambda *_: (b"", None))
     # Checked kernels have the first schedule alone.
     monkeypatch.setenv("TILERT_SCHEDULES", "none")
 

@@ -54,8 +54,11 @@ def test_round_trip(dtype: type) -> None:
 
 
 def test_unknown_dtype() -> None:
-    with pytest.raises(TypeError, match="numpy dtype float64 has no tilert type"):
+    with pytest.raises(TypeError, match="numpy dtype float64 has no tilert type") as caught:
         tilert.from_numpy(np.zeros(3), cpu)
+    assert str(caught.value).endswith("; .astype(np.float32) converts")
+    with pytest.raises(TypeError, match=r"known: [a-z0-9, ]*$"):
+        tilert.from_numpy(np.zeros(3, np.complex64), cpu)
 
 
 def test_zeros_full_empty() -> None:

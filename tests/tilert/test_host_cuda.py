@@ -56,9 +56,10 @@ def dev() -> Iterator[CudaDevice]:
 
             def with_consts(arrays: Any, maps: Any, grid: Any) -> Any:
                 call: Any = bind(arrays, maps, grid)
-                values = [call._values[i] for i in range(len(call._values) // 2)]
-                values += [value for _, value in consts]
-                return driver.Launch(handle, int(np.prod(grid)), 4, kernel.shared_bytes, values)
+                packed = call.__self__.values
+                values = [*packed[: len(packed) // 2], *[value for _, value in consts]]
+                launch = driver.Launch(handle, int(np.prod(grid)), 4, kernel.shared_bytes, values)
+                return launch.enqueue
 
             launcher.bind = with_consts  # type: ignore[method-assign]
             return launcher

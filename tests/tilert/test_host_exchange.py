@@ -245,6 +245,27 @@ def test_a_moved_array_is_not_lent() -> None:
     b.numpy()
 
 
+def test_a_loan_that_fails_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever keeps the error keeps the loan that was not made."""
+    dev = FakeCpu()
+    a = tilert.zeros(8, tilert.f32, dev)
+
+    def lost() -> None:
+        raise DeviceError("lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dev, "synchronize", lost)
+        with pytest.raises(DeviceError, match="lost") as caught:
+            a.lend()
+    a.copy_from(np.ones(8, np.float32))
+    assert caught.value.__traceback__ is not None
+    loan = a.lend()
+    with pytest.raises(MovedError):
+        a.numpy()
+    del loan
+    assert (a.numpy() == 1).all()
+
+
 def test_what_was_lent_out_is_not_imported_to_be_written() -> None:
     a = tilert.zeros((2, 4), tilert.f32, cpu)
     lent = np.from_dlpack(a)

@@ -271,6 +271,11 @@ def test_a_launch_is_one_call_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> 
     assert counted(lambda: b.copy_from(a)) == {"cuMemcpyDtoDAsync": 1}
     with tilert.capture(dev, launch) as graph:
         assert counted(graph.replay) == {"cuGraphLaunch": 1}
+    # A launch may ask whether a graph that was closed is over.
+    asking = counted(launch)
+    assert asking.pop("cuEventQuery", 0) <= 1 and asking == {"cuLaunchKernel": 1}
+    dev.synchronize()
+    assert counted(launch) == {"cuLaunchKernel": 1}
     assert counted(dev.record_event)["cuEventRecord"] == 1
     with dev.stream() as stream:
         # An event behind the work, that others may have to wait for.

@@ -3,6 +3,9 @@
 import gc
 import itertools
 import sys
+import threading
+import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -173,6 +176,54 @@ def test_an_op_may_read_beside_what_it_writes(dev: FakeCpu) -> None:
     del other
     op.run()
     np.testing.assert_array_equal(a.numpy()[:2], a.numpy()[2:] + 1)
+
+
+def test_an_error_keeps_nobody_who_was_in_the_way(dev: FakeCpu) -> None:
+    y, x = array(dev, 2, 2), array(dev, 2, 2)
+    part = y.partition(1, 2)
+    gone = weakref.ref(part)
+    errors = []
+    for use in (y.numpy, lambda: y.partition(2, 2), lambda: add_one()(x.partition(1, 2), y)):
+        with pytest.raises(MovedError) as caught:
+            use()
+        errors.append(caught.value)
+    del part
+    assert gone() is None
+    assert all(error.__traceback__ is not None for error in errors)
+    y.copy_from(x)
+
+
+def test_one_of_many_threads_has_an_array(dev: FakeCpu) -> None:
+    """Partitions of one array at the same moment, and of halves: who is refused holds nothing."""
+    whole = array(dev, 8, 4)
+    kinds = [whole, whole[:4], whole[4:]]
+    start = threading.Barrier(6)
+
+    def take(number: int) -> None:
+        for _ in range(200):
+            start.wait()
+            try:
+                taken[number] = kinds[number % 3].partition(1, 4)
+            except MovedError:
+                taken[number] = None
+            start.wait()
+            if number == 0:
+                found.append(tuple(part is not None for part in taken))
+                taken[:] = [None] * 6
+            start.wait()
+
+    taken: list[Any] = [None] * 6
+    found: list[tuple[bool, ...]] = []
+    threads = [threading.Thread(target=take, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 200
+    for had in found:
+        all_of_it, first, second = (had[kind] + had[kind + 3] for kind in range(3))
+        assert (all_of_it, first, second) in ((1, 0, 0), (0, 1, 1))
+    assert not whole.storage.holds
 
 
 def test_places_are_lines(dev: FakeCpu) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import tilert
 from tests.tilert.host_fakes import FakeCpu, FakeKernel, add_one, const, mut, ref
-from tilert import MovedError, OwnershipError
+from tilert import LaunchError, MovedError, Mut, OwnershipError
 
 
 class Counting(FakeCpu):
@@ -36,6 +36,16 @@ def dev() -> Counting:
 
 def some(dev: Counting, *shape: int) -> tilert.Array:
     return tilert.from_numpy(np.arange(np.prod(shape), dtype=np.float32).reshape(shape), dev)
+
+
+@tilert.kernel
+def double(y: Mut) -> None:
+    for piece in y.pieces():
+        piece.store(piece.load() + 2.0)
+
+
+def kept(y: tilert.Array) -> int:
+    return sum([len(tiling.repeats or ()) for tiling in (y.tilings or {}).values()])
 
 
 def test_a_repeated_launch_is_bound_once(dev: Counting) -> None:
@@ -121,6 +131,56 @@ def test_index_maps_repeat_too(dev: Counting) -> None:
     assert dev.bound == 3
 
 
+def test_parts_repeat_by_what_they_are(dev: Counting) -> None:
+    grids = []
+    kernel = FakeKernel("grids", [mut("y"), mut("z")], lambda *_, grid, **__: grids.append(grid))
+    y, z = some(dev, 4, 4), some(dev, 4, 4)
+    ways: list[dict[str, Any]] = [
+        {"pieces": slice(0, 2)},
+        {"pieces": slice(1, 4)},
+        {"map": lambda i: (i, 0), "grid": (2,)},
+        {},
+    ]
+    for way in ways * 4:
+        kernel(y.partition(1, 4, **way), z.partition(1, 4, **way)).run()
+    assert grids == [(2, 1), (3, 1), (2,), (4, 1)] * 4
+    # All but the very first are kept.
+    assert dev.bound == len(ways) + 1
+    kernel(y.partition(1, 4, pieces=slice(0, 2)), z.partition(1, 4, pieces=slice(2, 4))).run()
+    assert dev.bound == len(ways) + 2
+    with pytest.raises(OwnershipError, match="O2 disjoint pieces: the Muts of kernel 'grids' disa"):
+        kernel(y.partition(1, 4, pieces=slice(0, 2)), z.partition(1, 4))
+    assert not y.storage.holds and not z.storage.holds
+
+
+def test_the_number_of_programs_is_part_of_a_repeat() -> None:
+    dev = tilert.device("cpu")
+    y = tilert.zeros((4, 4), tilert.f32, dev)
+    for count, programs in enumerate([None, 2, None, 3, 2, None]):
+        double(y.partition(1, 4, programs=programs)).run()
+        assert (y.numpy() == 2.0 * (count + 1)).all()
+    assert kept(y) == 3
+
+
+def test_wrong_arguments_of_what_repeats(dev: Counting) -> None:
+    def body(y: np.ndarray, z: np.ndarray, *_: Any, **__: Any) -> None:
+        y[...] = z[...] = 1
+
+    kernel = FakeKernel("both", [mut("y"), mut("z"), ref("x")], body)
+    y, z, x = some(dev, 4), some(dev, 4), some(dev, 4)
+    for _ in range(3):
+        kernel(y.partition(4), z.partition(4), x).run()
+    for wrong in (
+        lambda: kernel(y.partition(4), z, x),
+        lambda: kernel(y.partition(4), z.partition(4), x.partition(4)),
+        lambda: kernel(y.partition(4), z.partition(4), id(x)),
+    ):
+        with pytest.raises(LaunchError, match=r"argument 'x' of|writes 'z'"):
+            wrong()
+    kernel(y.partition(4), z.partition(4), x).run()
+    assert dev.bound == 2
+
+
 def test_repeats_go_with_their_arrays(dev: Counting) -> None:
     kernel, y = add_one(), some(dev, 4, 4)
     gc.disable()
@@ -133,7 +193,7 @@ def test_repeats_go_with_their_arrays(dev: Counting) -> None:
             del x
             # At once, without the collector: memory must not wait for it.
             assert memory() is None
-            assert not y.repeats
+            assert not kept(y)
         x = some(dev, 4, 4)
         for _ in range(2):
             kernel(y.partition(1, 4), x).run()
@@ -150,4 +210,4 @@ def test_repeats_are_bounded(dev: Counting, monkeypatch: pytest.MonkeyPatch) -> 
     inputs = [some(dev, 4) for _ in range(11)]
     for x in inputs:
         kernel(y.partition(4), x).run()
-    assert y.repeats is not None and 1 <= len(y.repeats) <= 4
+    assert 1 <= kept(y) <= 4

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import tilert
-from tests.tilert.fake_cuda import FakeCudaDevice
+from tests.tilert.fake_cuda import FakeCudaDevice, fake_cuda
 from tests.tilert.host_fakes import FakeCpu
 from tests.tilert.simulated import SimulatedDevice
 from tests.tilert.stream_devices import KINDS, make_device, plus
-from tilert import CheckError, LaunchError, f32
+from tilert import CheckError, LaunchError, driver, f32
 from tilert.borrowed import borrow
 from tilert.fault import RECORD, Faults, Site, Watch
 
@@ -324,6 +324,71 @@ def test_waiting_for_all_streams_while_another_thread_closes_one(
     monkeypatch.setattr(dev, "wait_queue", wait_queue)
     dev.synchronize()
     assert (b.storage.host.view(np.float32) == 2).all()  # type: ignore[union-attr]
+
+
+def test_what_the_host_frees_is_left_while_it_is_in_use() -> None:
+    """A dropped import goes back once all work is complete; no launch waits for that."""
+    dev = SimulatedDevice(late=1.0)
+    a, b = ones(dev), ones(dev, 0)
+    given: list[str] = []
+    stream = dev.stream()
+    plus(b, a).on(stream).run()
+    dev.after_work(lambda: given.append("first"))
+    waited = dev.run_until
+    dev.run_until = lambda over: pytest.fail("waited")  # type: ignore[method-assign]
+    # Asking whether it is over does not wait, and a capture does not even ask.
+    dev.passed = lambda mark: mark.now.done  # type: ignore[method-assign]
+    for _ in range(3):
+        plus(b, a).run()
+    graph = tilert.capture(dev, lambda: plus(b, a).run())
+    assert given == [] and dev.garbage
+    dev.run_until = waited  # type: ignore[method-assign]
+    stream.close()
+    dev.synchronize()
+    assert given == ["first"] and not dev.garbage
+    dev.after_work(lambda: given.append("second"))
+    dev.wait_queue(dev.queue)
+    dev.collect()
+    dev.wait_queue(dev.queue)
+    graph.replay()
+    assert given == ["first", "second"]
+
+
+@pytest.mark.parametrize("what", ["synchronize_stream", "free_host", "destroy_graph"])
+def test_others_launch_while_one_thread_waits_to_free(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dev = fake_cuda(monkeypatch, 1, late=1.0)
+    a, b = ones(dev), ones(dev, 0)
+    graph = tilert.capture(dev, lambda: plus(b, a).run())
+    buffer = tilert.pinned((4, 8), f32, dev)
+    buffer.copy_from(b)
+    graph.replay()
+    slow, waiting, launched = getattr(driver, what), threading.Event(), threading.Event()
+    lasted: list[bool] = []
+
+    def wait(handle: Any) -> None:
+        if threading.current_thread() is thread:
+            waiting.set()
+            lasted.append(launched.wait(60))
+        slow(handle)
+
+    def free() -> None:
+        nonlocal buffer
+        del buffer
+        graph.close()
+        tilert.pinned((4, 8), f32, dev)
+
+    monkeypatch.setattr(driver, what, wait)
+    thread = threading.Thread(target=free)
+    thread.start()
+    assert waiting.wait(60)
+    plus(b, a).run()
+    launched.set()
+    thread.join()
+    assert lasted and all(lasted)
+    dev.synchronize()
+    assert (b.numpy() == 2).all() and not dev.garbage
 
 
 def test_borrowing_in_a_thread_that_has_not_used_the_device(

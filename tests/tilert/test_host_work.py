@@ -2,6 +2,9 @@
 
 import asyncio
 import gc
+import sys
+import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,9 +12,10 @@ import numpy as np
 import pytest
 
 import tilert
-from tests.tilert.host_fakes import FakeKernel, mut
+from tests.tilert.fake_cuda import FakeCudaDevice
+from tests.tilert.host_fakes import FakeKernel, mut, ref
 from tests.tilert.simulated import SimulatedDevice
-from tests.tilert.stream_devices import KINDS, make_device, plus
+from tests.tilert.stream_devices import KINDS, make_device, more, plus
 from tilert import DeviceError, LaunchError, MovedError, f32
 
 
@@ -296,3 +300,55 @@ def test_failures_name_the_work() -> None:
         assert "while waiting for <op 'burns' created at" in note
     # The arrays came back all the same.
     kernel(a.partition(1, 4)).run()
+
+
+def stack() -> list[types.FrameType]:
+    """The frames of whoever calls this, outermost last."""
+    frame, found = sys._getframe(1), []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+@pytest.mark.parametrize("way", ["run", "sync", "await"])
+@pytest.mark.parametrize("kind", ["cpu", "fake cuda"])
+def test_who_keeps_the_stack_of_a_launch_keeps_no_memory(
+    kind: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As tools do that want to say later where a kernel was launched."""
+    kept: list[types.FrameType] = []
+    dev = make_device(kind, monkeypatch)
+    if isinstance(dev, FakeCudaDevice):
+        enqueue = dev.fake._cuLaunchKernel
+        monkeypatch.setattr(
+            dev.fake, "_cuLaunchKernel", lambda *args: (kept.extend(stack()), enqueue(*args))[1]
+        )
+        kernel: Any = more
+    else:
+        kernel = FakeKernel("keeps", [mut("y"), ref("x")], lambda *_, **__: kept.extend(stack()))
+
+    def launch() -> list[Any]:
+        y, x = some(dev, 0, 1)
+        memory = [weakref.ref(y.storage), weakref.ref(x.storage)]
+        op = kernel(y.partition(1, y.shape[1]), x)
+        if way == "run":
+            y = op.run()
+        elif way == "sync":
+            y = op.sync()
+        else:
+            asyncio.run(finished(op))
+        del y, x
+        return memory
+
+    async def finished(op: tilert.Op) -> None:
+        await op
+
+    gc.disable()
+    try:
+        memory = launch()
+        assert {"launch", "run"} <= {frame.f_code.co_name for frame in kept}
+        assert [one() for one in memory] == [None, None]
+    finally:
+        gc.enable()
+    dev.synchronize()

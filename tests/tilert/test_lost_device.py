@@ -10,14 +10,15 @@ import pytest
 from tilert import DeviceError
 from tilert.driver import LostError
 from tilert.fault import Watch
-from tilert.ownership import caller
+from tilert.ownership import Place, where
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_lost_device_names_the_last_ops() -> None:
     watch = Watch(None)
-    here = [caller(), caller()]
+    here = [where(), where()]
+    first, second = (Place(*at) for at in here)
     with pytest.raises(LostError) as got, watch:
         raise LostError("gone")
     assert not hasattr(got.value, "__notes__")
@@ -26,9 +27,9 @@ def test_a_lost_device_names_the_last_ops() -> None:
     with pytest.raises(LostError) as got, watch:
         raise LostError("gone")
     [note] = got.value.__notes__
-    assert note.startswith(f"enqueued last, the newest at the end: op 'k24' created at {here[0]}; ")
-    assert f"; a replay of the graph captured at {here[0]}; op 'k31'" in note
-    assert note.endswith(f"; op 'k39' created at {here[1]}")
+    assert note.startswith(f"enqueued last, the newest at the end: op 'k24' created at {first}; ")
+    assert f"; a replay of the graph captured at {first}; op 'k31'" in note
+    assert note.endswith(f"; op 'k39' created at {second}")
     with pytest.raises(DeviceError) as other, watch:
         raise DeviceError("something else")
     assert not hasattr(other.value, "__notes__")

@@ -78,9 +78,9 @@ def test_the_driver_gets_what_was_encoded(bindings: Any, monkeypatch: pytest.Mon
 def test_a_launch_takes_maps_before_its_values(bindings: Any) -> None:
     maps = [driver.TensorMap(), driver.TensorMap()]
     launch = driver.Launch(None, 3, 384, 1024, [5, 7], maps)
-    numbers = list(launch._values)
+    numbers = list(launch.values)
     assert numbers[:2] == [5, 7]
     assert numbers[2:4] == [m.address for m in maps]
     base = numbers[4]
     assert numbers[4:] == [base, base + 8]
-    assert launch._tail[0] == base + 16
+    assert launch._pointers == base + 16

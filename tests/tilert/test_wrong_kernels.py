@@ -37,7 +37,8 @@ PIECES = {"y": ((8,), (4,)), "z": ((8,), (4,)), "yy": ((8, 8), (8, 8))}
 # What nobody who only writes kernels has heard of.
 INTERNAL = re.compile(
     r"\b(Value|Op|Tracer|Expressions|Builder|TileType|TileIndex|RefArg|MutArg|BoundMethod|Builtin"
-    r"|Inline|NoneType|ast)\b|tilert\.(?!inline|kernel|from_numpy)|object at 0x|\b_[a-z]|dataclass"
+    r"|Inline|NoneType|ast)\b|tilert\.(?!inline|kernel|from_numpy|language)|object at 0x|\b_[a-z]"
+    r"|dataclass"
 )
 
 

@@ -1,7 +1,9 @@
-"""What is not a function in a file cannot be a kernel: one readable TypeError for each kind."""
+"""What is not a function in a file cannot be a kernel: one readable error for each kind."""
 
 import functools
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,10 @@ import pytest
 
 import tilert
 from tests.tilert.test_wrong_kernels import HEADER, module
-from tilert import Const, Mut, Ref, f32
+from tilert import Const, KernelError, Mut, Ref, f32
 
 dev = tilert.device("cpu")
+ROOT = Path(__file__).parents[2]
 
 
 def plain(y: Mut) -> None:
@@ -65,8 +68,23 @@ def test_only_a_plain_function(case: str, decorator: Callable[..., Any]) -> None
 def test_no_file() -> None:
     scope: dict[str, Any] = {}
     exec("def made(y):\n    pass", scope)
-    with pytest.raises(TypeError, match=r"^the source of 'made' is not available"):
+    with pytest.raises(KernelError, match=r"^the source of 'made' is not at hand"):
         tilert.kernel(scope["made"])
+
+
+@pytest.mark.parametrize("given", ["-c", "-"])
+def test_a_kernel_that_is_in_no_file(given: str) -> None:
+    text = "import tilert\n@tilert.kernel\ndef typed(y: tilert.Mut):\n    y.store(1.0)\n"
+    command = [sys.executable, *(["-c", text] if given == "-c" else ["-"])]
+    ran = subprocess.run(command, input=text, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ran.returncode == 1
+    said = ran.stderr[ran.stderr.index("KernelError: ") :].splitlines()
+    assert said[0] == (
+        "KernelError: the source of 'typed' is not at hand: tilert.kernel reads it from a file, and"
+        " what is typed at a prompt, given to python -c or on stdin, or made by exec() is in none;"
+        " put it in a .py file, and run or import that"
+    )
+    assert said[1] == f"  {'<string>' if given == '-c' else '<stdin>'}:2"
 
 
 BODY = """

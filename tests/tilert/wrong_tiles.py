@@ -6,6 +6,11 @@ in test_wrong_kernels.py.
 
 __all__ = ["WHOLE_TILES"]
 
+NO_TILE = (
+    "expected a tile or a number, got the array 'x'; x[...] reads a tile of it, x.tile_like(y) the"
+    " one at the piece of a Mut y"
+)
+
 
 def one(expression: str, parameters: str = "x: Ref") -> str:
     """A kernel that stores one expression."""
@@ -55,7 +60,7 @@ WHOLE_TILES: dict[str, tuple[str, str]] = {
     ),
     "a running minimum of an array": (
         one("§cummin(x, 0)"),
-        "expected a tile or a number, got the array 'x'",
+        NO_TILE,
     ),
     # Order
     "a sort of bools": (
@@ -185,7 +190,7 @@ WHOLE_TILES: dict[str, tuple[str, str]] = {
         one("§isnan(n[:])", "n: Ref"),
         "needs a float tile, got i32; cast with .to(f32)",
     ),
-    "erf of an array": (one("§erf(x)"), "expected a tile or a number, got the array 'x'"),
+    "erf of an array": (one("§erf(x)"), NO_TILE),
     "fma of integers": (
         one("§fma(n[:], n[:], n[:])", "n: Ref"),
         "needs a float tile, got i32; cast with .to(f32)",
@@ -278,9 +283,22 @@ def k(y: Mut[Accumulate.Add], x: Ref, n: Ref):
         one("§device_print(x[:])"),
         "device_print begins with a text, got a tile f32[8]",
     ),
+    "NumPy's name of a cast": (
+        one("§x[0].astype(bf16)"),
+        "a f32 scalar has no attribute 'astype'; use .to(dtype)",
+    ),
+    "NumPy's method for a word": (
+        one("§x[:].mean()"),
+        "a tile f32[8] has no attribute 'mean'; use mean(x, axis=None, keepdims=False) of"
+        " tilert.language",
+    ),
+    "an attribute that nothing has": (
+        one("§x[:].nbytes"),
+        "a tile f32[8] has no attribute 'nbytes'",
+    ),
     "a print of an array": (
         one("§device_print('x', x)"),
-        "expected a tile or a number, got the array 'x'",
+        NO_TILE,
     ),
     "a run-time check without a message": (
         one("§debug_assert(x[:] > 0)"),

@@ -83,7 +83,8 @@ def k(y: Mut, x: Ref):
     if §x[:] > 0:
         y.store(1.0)
 """,
-        "an if needs a bool scalar, got a tile bool[8]",
+        "an if needs a bool scalar, got a tile bool[8]; where(condition, a, b) chooses for each"
+        " element",
     ),
     "an if on an integer": (
         """
@@ -220,7 +221,7 @@ def k(y: Mut, x: Ref):
     §print(x[0])
     y.store(1.0)
 """,
-        "'print' cannot be called in a kernel; decorate helpers with @tilert.inline",
+        "'print' cannot be called in a kernel; use device_print(text, *values) of tilert.language",
     ),
     "a helper without a decorator": (
         """
@@ -295,13 +296,6 @@ def k(y: Mut, x: Ref):
 """,
         "the array 'x' has no attribute 'size'",
     ),
-    "an unknown attribute of a tile": (
-        """
-def k(y: Mut, x: Ref):
-    y.store(§x[0].mean())
-""",
-        "a f32 scalar has no attribute 'mean'",
-    ),
     "an unknown attribute of a Mut": (
         """
 def k(y: Mut, x: Ref):
@@ -335,14 +329,16 @@ def k(y: Mut, x: Ref):
 def k(y: Mut, x: Ref):
     y.store(§exp(x))
 """,
-        "expected a tile or a number, got the array 'x'",
+        "expected a tile or a number, got the array 'x'; x[...] reads a tile of it, x.tile_like(y)"
+        " the one at the piece of a Mut y",
     ),
     "a store of an array": (
         """
 def k(y: Mut, x: Ref):
     §y.store(x)
 """,
-        "expected a tile or a number, got the array 'x'",
+        "expected a tile or a number, got the array 'x'; x[...] reads a tile of it, x.tile_like(y)"
+        " the one at the piece of a Mut y",
     ),
     "tile_like of a Ref": (
         """

@@ -22,6 +22,8 @@ Launch = Callable[..., None]
 """Runs a launch. What it is given, a device's queue, does not matter here."""
 _Key = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
 
+# Bytes of temporaries above which a grid is run in slices, one after the other.
+BUDGET = 64 << 20
 # Prompts have many lengths; the code of one takes a few hundred kilobytes at most.
 _KEPT_VARIANTS = 64
 
@@ -86,16 +88,46 @@ def _parts(
 ) -> list[Generated]:
     """The code of a grid, its ragged last programs apart if they would cost the others a copy."""
     whole = generate(function, shapes, grid, start)
-    for axis in whole.ragged:
-        if grid[axis] > 1:
-            most, last = list(grid), list(grid)
-            most[axis], last[axis] = grid[axis] - 1, 1
-            after = list(start)
-            after[axis] += grid[axis] - 1
-            return _parts(function, shapes, tuple(most), start) + _parts(
-                function, shapes, tuple(last), tuple(after)
-            )
-    return [whole]
+    cut = next(((axis, grid[axis] - 1) for axis in whole.ragged if grid[axis] > 1), None)
+    if cut is None and whole.peak > BUDGET:
+        cut = _slices(function, shapes, grid, start, whole.peak)
+    if cut is None:
+        return [whole]
+    axis, size = cut
+    parts = []
+    for first in range(0, grid[axis], size):
+        some, at = list(grid), list(start)
+        some[axis] = min(size, grid[axis] - first)
+        at[axis] += first
+        parts += _parts(function, shapes, tuple(some), tuple(at))
+    return parts
+
+
+def _slices(
+    function: Function,
+    shapes: tuple[tuple[int, ...], ...],
+    grid: tuple[int, ...],
+    start: tuple[int, ...],
+    peak: int,
+) -> tuple[int, int] | None:
+    """The grid axis to cut and how many programs to run at a time, so that temporaries fit BUDGET.
+
+    None where fewer programs would not take less.
+    """
+    best: tuple[int, int] | None = None
+    least = peak * 3 // 4
+    for axis, n in enumerate(grid):
+        if n == 1:
+            continue
+        some = list(grid)
+        some[axis] = n // 2
+        half = generate(function, shapes, tuple(some), start).peak
+        if half < least:
+            # A line through both; the axis that saves the most, the first of equals.
+            least = half
+            each = (peak - half) / (n - n // 2)
+            best = axis, max(1, min(n // 2, int((BUDGET - (peak - each * n)) / each)))
+    return best
 
 
 def _sequence(builds: Sequence[Callable[..., Launch]]) -> Callable[..., Launch]:

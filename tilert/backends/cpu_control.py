@@ -122,13 +122,15 @@ def _assign_carried(
     em: "Emitter", carried: list[Form], ends: list[Form], mask: Form | None
 ) -> None:
     texts = []
+    merged = 0
     for c, e in zip(carried, ends, strict=True):
         text = em.materialize(e, c.shape)
         if mask is not None:
             text = f"merge({mask.text}, {text}, {c.text}, {c.rank})"
+            merged += c.nbytes
         texts.append(text)
     if texts:
-        em.line(f"{', '.join(c.text for c in carried)} = {', '.join(texts)}")
+        em.line(f"{', '.join(c.text for c in carried)} = {', '.join(texts)}", merged)
     else:
         em.line("pass")
 
@@ -155,7 +157,8 @@ def _masked_loop(em: "Emitter", op: Op, inits: list[Form]) -> None:
     # With no program there is no launch, so the minimum exists.
     least = em.let(f"int({count}.min())")
     most = em.let(f"int({count}.max())")
-    turn, name, mask = em.name("t"), em.name("i"), em.name("m")
+    # Not m: index maps are called so.
+    turn, name, mask = em.name("t"), em.name("i"), em.name("b")
     varying = np.broadcast_shapes(lo.shape, step.shape)
     head = [
         f"for {turn} in range({most}):",

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from tilert.backends.cpu_value import Form
-from tilert.dtypes import DType
+from tilert.dtypes import DType, f32
 from tilert.ops import FLOAT_FUNCTIONS
 
-__all__ = ["RANDOM", "elementwise", "random"]
+__all__ = ["RANDOM", "elementwise", "passing_bytes", "random"]
 
 # Elements from which on `choose` is faster than np.where.
 _LARGE_SELECT = 1 << 10
@@ -55,6 +55,8 @@ _FUNCTIONS |= {
     "fma": "fma({}, {}, {})",
 }
 RANDOM = {"philox", "normal"}
+# Bytes an element, as measured: helpers that compute in several steps, or in 64 bits.
+_PASSING = {"philox": 80, "normal": 90, "fma": 72, "erf": 8, "select": 8}
 # NumPy functions of that very name, which can write into an array.
 _UFUNCS = set(FLOAT_FUNCTIONS) - {"rsqrt", "asin", "acos", "atan", "round", "erf"}
 
@@ -120,6 +122,12 @@ def _select(args: list[Form], to: DType) -> str:
     large = math.prod(np.broadcast_shapes(c.shape, a.shape, b.shape)) >= _LARGE_SELECT
     name = "choose" if large and to.bits == 32 else "where"
     return f"{name}({c.text}, {texts[0]}, {texts[1]})"
+
+
+def passing_bytes(name: str, args: list[Form], to: DType) -> int:
+    """Bytes for each element that an operation takes while it runs, besides operands and result."""
+    narrow = [dtype for dtype in (*(a.dtype for a in args), to) if dtype.is_narrow]
+    return _PASSING.get(name, 0) + len(narrow) * f32.itemsize
 
 
 def random(name: str, args: list[Form], attrs: Mapping[str, Any]) -> str:

@@ -15,7 +15,8 @@ import numpy as np
 
 from tilert.backends import cpu_debug, cpu_tile_ops
 from tilert.backends.cpu_control import emit_for, emit_if
-from tilert.backends.cpu_elementwise import RANDOM, elementwise, random
+from tilert.backends.cpu_elementwise import RANDOM, elementwise, passing_bytes, random
+from tilert.backends.cpu_lifetimes import bounded
 from tilert.backends.cpu_load import Place, load, piece_places
 from tilert.backends.cpu_place import accumulate, piece_number
 from tilert.backends.cpu_product import emit_mma
@@ -45,6 +46,8 @@ class Emitter:
         mask: the mask over programs that guards stores, if any (None at run time: everywhere).
         live, uses: operations that matter, and how often those use each value.
         shapes, access: replacements while a loop is emitted as one product.
+        sizes: bytes of every new array, by its name.
+        passing: bytes of what a line makes and drops, by the line.
         ragged: grid axes whose last program makes a large load a copy.
     """
 
@@ -70,6 +73,8 @@ class Emitter:
         self.live = _live(function.body)
         self.uses = Counter(a for op in self.live for a in op.args)
         self.ragged: set[int] = set()
+        self.sizes: dict[str, int] = {}
+        self.passing: dict[str, int] = {}
         self._twins = _twins(function.body, self.live)
         self.uses.update(twin.result for twin in self._twins.values())
         self._names = 0
@@ -83,14 +88,21 @@ class Emitter:
         self._names += 1
         return f"{prefix}{self._names}"
 
-    def line(self, text: str) -> None:
-        """Adds a line of the launch."""
+    def line(self, text: str, passing: int = 0) -> None:
+        """Adds a line of the launch, whose helpers take `passing` bytes while it runs."""
         self.lines.append("    " * self.depth + text)
+        if passing:
+            self.passing[text] = passing
 
-    def let(self, text: str) -> str:
-        """Adds a line that names the expression."""
+    def let(self, text: str, nbytes: int = 0, passing: int = 0) -> str:
+        """Adds a line that names the expression, which makes an array of `nbytes`.
+
+        Without any it holds no memory but what the names in it hold.
+        """
         name = self.name()
-        self.line(f"{name} = {text}")
+        self.line(f"{name} = {text}", passing)
+        if nbytes:
+            self.sizes[name] = nbytes
         return name
 
     def hoist(self, text: str) -> str:
@@ -145,12 +157,15 @@ class Emitter:
         *,
         view: bool = False,
         fresh: bool = False,
+        shares: bool = False,
+        passing: int = 0,
     ) -> None:
         """Gives an IR value the expression that computes it from `args`.
 
         Args:
             shape: run-time shape. view: whether the expression is a view of its argument.
-            fresh: whether it is a new array.
+            fresh: whether it is an array that nothing else holds. shares: whether it lies in the
+                memory of an argument without being a view. passing: see `line`.
         """
         size = math.prod(shape)
         form = Form("", shape, value.dtype, len(value.shape))
@@ -163,9 +178,8 @@ class Emitter:
         elif view and args[0].hoisted:
             self.env[value] = replace(form, text=self.hoist(text), hoisted=True)
         else:
-            self.env[value] = replace(
-                form, text=self.let(text), fresh=self.block if fresh and shape else -1
-            )
+            name = self.let(text, 0 if view or shares or not shape else form.nbytes, passing)
+            self.env[value] = replace(form, text=name, fresh=self.block if fresh and shape else -1)
 
     def materialize(self, form: Form, shape: tuple[int, ...]) -> str:
         """Text of the value as an array of exactly `shape` (itself if shape is ())."""
@@ -177,7 +191,7 @@ class Emitter:
             text = f"expand({form.text}, {shape})"
         if form.is_known and math.prod(shape) <= _KEPT_ELEMENTS:
             return self.constant(eval(text, self.namespace))
-        return self.let(text)
+        return self.let(text, replace(form, shape=shape).nbytes if form.uniform else 0)
 
     def full_tile(self, form: Form, tile: tuple[int, ...]) -> Form:
         """The value with every axis of the tile at its true extent."""
@@ -252,7 +266,11 @@ class Emitter:
         else:
             text = elementwise(op.name, args, value.dtype, out)
         view = op.name == "bitcast"
-        self.bind(value, text, shape, args, view=view, fresh=not view)
+        passing = math.prod(shape) * passing_bytes(op.name, args, value.dtype)
+        self.bind(
+            value, text, shape, args,
+            view=view, fresh=not view, shares=bool(out), passing=passing,
+        )  # fmt: skip
 
     def _uniform_select(self, value: Value, args: list[Form]) -> None:
         c, a, b = args
@@ -265,7 +283,7 @@ class Emitter:
         else:
             left, right = self.materialize(a, shape), self.materialize(b, shape)
             text = f"({left} if {c.text} else {right})"
-        self.bind(value, text, shape, args)
+        self.bind(value, text, shape, args, shares=True)
 
     def same(self, value: Value, source: Value, rank: int | None = None) -> None:
         """The result is its operand's run-time array."""
@@ -312,7 +330,8 @@ class Emitter:
         form = load(self, f"a{param.position}", places, fill, param.dtype)
         if form.shape:
             # Later stores must not show through.
-            form = replace(form, text=self.let(f"{form.text}.copy()"), hoisted=False)
+            text = self.let(f"{form.text}.copy()", form.nbytes)
+            form = replace(form, text=text, hoisted=False)
         self.env[op.result] = form
 
     def _rows(self, param: Param) -> Form:
@@ -437,11 +456,13 @@ class Generated:
         text: source of `build(arrays, maps)`, which returns the closure that runs the launch.
         namespace: globals of the source.
         ragged: grid axes whose last program makes a large load a copy; worth a launch of its own.
+        peak: most bytes that its temporaries take at a time, about.
     """
 
     text: str
     namespace: dict[str, Any]
     ragged: frozenset[int]
+    peak: int
 
 
 def generate(
@@ -464,8 +485,9 @@ def generate(
     if names:
         head.append(f"    ({', '.join(names)},) = arrays")
     head += [f"    m{p.position} = maps[{p.position}]" for p in function.params if p.indexed]
-    body = em.lines or ["        pass"]
+    lines, peak = bounded(em.lines, em.sizes, em.passing)
+    body = lines or ["        pass"]
     run = ["    def run(queue=None):", "        with np.errstate(all='ignore'):"]
     run += ["    " + line for line in body]
     text = "\n".join([*head, *em.prologue, *run, "    return run", ""])
-    return Generated(text, em.namespace, frozenset(em.ragged))
+    return Generated(text, em.namespace, frozenset(em.ragged), peak)

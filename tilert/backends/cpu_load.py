@@ -25,6 +25,8 @@ __all__ = ["Place", "load"]
 
 # Elements from which on a copy that grows a whole array is worth a second launch.
 _LARGE = 1 << 16
+# Of an element of a computed index.
+_INDEX_BYTES = 8
 
 Moves = tuple[tuple[int, int], ...]
 
@@ -208,7 +210,7 @@ def _viewed(
     grid = [n for n, _ in dims[:lead]]
     if padded:
         extents = (*grid, *(p.last + 1 - p.base if p.kind == "pad" else p.size for p in kept))
-        text = em.let(f"pad({text}, {extents}, {fill})")
+        text = em.let(f"pad({text}, {extents}, {fill})", math.prod(extents) * dtype.itemsize)
         if any(p.grid_steps for p in padded):
             if math.prod(extents) > _LARGE:
                 em.ragged |= {em.grid.axes[g] for p in padded for g in p.grid_steps}
@@ -304,7 +306,8 @@ class _Gathered:
         text = form.text if form.shape == shape else em.let(f"{form.text}.reshape({shape})")
         if blocks or not p.kept:
             return text
-        return em.let(f"{text}[..., None] * {p.scale} + {em.constant(np.arange(p.size))}")
+        nbytes = math.prod(shape) * p.size * _INDEX_BYTES
+        return em.let(f"{text}[..., None] * {p.scale} + {em.constant(np.arange(p.size))}", nbytes)
 
     def _one(self) -> Form:
         """One gathered axis, the others in order behind it."""
@@ -333,10 +336,12 @@ class _Gathered:
         text = _slide(em, text, slides, len(dims), self.fill) if slides else text
         shape = tuple(em.grid.extents[a] for a in axes)
         index = self._index(g, shape, blocks)
-        text = em.let(f"gather({text}, {index}, {self.fill})")
         tail = (g.size,) if g.kept and not blocks else ()
         sizes = [p.last - p.base + 1 if p.grid_steps else p.size for p in owners]
-        return self._cut(text, axes, tail, owners, (*shape, *tail, *sizes))
+        gathered = (*shape, *tail, *sizes)
+        nbytes = math.prod(gathered) * self.dtype.itemsize
+        text = em.let(f"gather({text}, {index}, {self.fill})", nbytes)
+        return self._cut(text, axes, tail, owners, gathered)
 
     def _cut(
         self,
@@ -401,7 +406,9 @@ class _Gathered:
             index = self._index(p, grid, False)
             tail = tuple(p.size if q is p else 1 for q in kept)
             texts.append(em.let(f"{index}.reshape({grid + tail})") if tail else index)
-        text = em.let(f"gather_many({text}, ({', '.join(texts)},), {self.fill})")
+        grid = tuple(n if g in axes else 1 for g, n in enumerate(em.grid.extents))
+        nbytes = math.prod((*grid, *(p.size for p in self.places if p.kept))) * self.dtype.itemsize
+        text = em.let(f"gather_many({text}, ({', '.join(texts)},), {self.fill})", nbytes)
         labels = [("g", a) for a in range(em.grid.rank)]
         labels += [("t", p.axis) for p in kept + others]
         return self._arranged(text, labels, axes)

@@ -1,5 +1,6 @@
 """Pieces of a Mut whose programs do not write the piece of their own number."""
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,7 +67,9 @@ def accumulate(em: "Emitter", param: Param, value: Form, rows: Form | None) -> N
     full = em.materialize(value, grid + tile)
     # Scalars have no shape to broadcast from: then the value is that of one program.
     places = f"({''.join(f'{s}, ' for s in starts)})"
-    em.line(f"accumulate({ufunc}, a{param.position}, {places}, {tile}, {full}, {mask})")
+    # An index for each axis, the value and whether it counts, of every element.
+    passing = math.prod(grid + tile) * (8 * len(tile) + value.dtype.itemsize + 1)
+    em.line(f"accumulate({ufunc}, a{param.position}, {places}, {tile}, {full}, {mask})", passing)
 
 
 def _starts(numbers: list[NDArray[np.int32]], tile: tuple[int, ...]) -> tuple[int, ...]:

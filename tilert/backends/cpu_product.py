@@ -31,7 +31,8 @@ def emit_mma(em: "Emitter", op: Op) -> None:
         if total == shape:
             em.line(f"add({text}, {acc.text}, {text})")
         else:
-            result = replace(result, text=em.let(f"({text} + {acc.text})"), shape=total)
+            result = replace(result, shape=total)
+            result = replace(result, text=em.let(f"({text} + {acc.text})", result.nbytes))
     em.env[op.result] = result
 
 
@@ -42,9 +43,9 @@ def _one_product(em: "Emitter", a: Form, b: Form, m: int, k: int, n: int) -> str
         left = _matrix(em, a, f"matrix({a.text}, {k})")
     if b.shape != (k, n):
         right = _matrix(em, b, f"right_matrix({b.text})")
-    text = em.let(f"matmul({left}, {right})")
     rows, columns = em.grid.of(a), em.grid.of(b)
     shape = em.grid.join((m, n), rows, columns)
+    text = em.let(f"matmul({left}, {right})", math.prod(shape) * f32.itemsize)
     if shape == (m, n):
         return text
     in_rows = em.grid.varies(a)
@@ -70,16 +71,17 @@ def _batched(em: "Emitter", a: Form, b: Form, m: int, k: int, n: int) -> str:
     """
     rows, columns = em.grid.of(a), em.grid.of(b)
     only = [g for g in range(em.grid.rank) if rows[g] != 1 and columns[g] == 1]
+    nbytes = math.prod(em.grid.join((m, n), rows, columns)) * f32.itemsize
     if not only:
-        return em.let(f"batch_matmul({a.text}, {b.text})")
+        return em.let(f"batch_matmul({a.text}, {b.text})", nbytes)
     rest = [g for g in range(em.grid.rank) if g not in only]
     order = [*rest, *only, em.grid.rank, em.grid.rank + 1]
     height = math.prod(rows[g] for g in only) * m
     left = f"{a.text}.transpose({', '.join(map(str, order))})"
-    left = em.let(f"{left}.reshape({(*(rows[g] for g in rest), height, k)})")
+    left = em.let(f"{left}.reshape({(*(rows[g] for g in rest), height, k)})", a.nbytes)
     batches = tuple(columns[g] for g in rest)
-    right = em.let(f"{b.text}.reshape({(*batches, k, n)})")
-    text = em.let(f"batch_matmul({left}, {right})")
+    right = em.let(f"{b.text}.reshape({(*batches, k, n)})", b.nbytes)
+    text = em.let(f"batch_matmul({left}, {right})", nbytes)
     outer = tuple(max(rows[g], columns[g]) for g in rest)
     split = (*outer, *(rows[g] for g in only), m, n)
     back = sorted(range(len(order)), key=order.__getitem__)
@@ -89,6 +91,6 @@ def _batched(em: "Emitter", a: Form, b: Form, m: int, k: int, n: int) -> str:
 def _matrix(em: "Emitter", form: Form, text: str) -> str:
     """A matrix made of the operand: when the launch is bound, if that takes no copy."""
     if not form.hoisted:
-        return em.let(text)
+        return em.let(text, form.nbytes)
     view = em.hoist(f"if_view({text}, {form.text})")
     return em.let(f"{view} if {view} is not None else {text}")

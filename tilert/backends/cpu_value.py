@@ -1,5 +1,6 @@
 """What the cpu code generator knows about a value: its run-time form and when it exists."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,11 @@ class Form:
     def is_known(self) -> bool:
         """Whether the value is a constant of the generated code."""
         return self.known is not UNKNOWN
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of an array of this shape."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def uniform(self) -> bool:

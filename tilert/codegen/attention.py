@@ -13,6 +13,7 @@ step and the second one of the step before it while the work between the two is 
 
 from tilert.codegen.attention_form import Form, Side, scalars
 from tilert.codegen.control import carry, note_bounds
+from tilert.codegen.early import begin
 from tilert.codegen.emit import Emitter, c_type
 from tilert.codegen.grid import coordinates
 from tilert.codegen.hopper import (
@@ -93,6 +94,7 @@ class Attention:
             "    barriers_ready();",
             "  }",
             "  __syncthreads();",
+            *begin(self._function),
             f"  const i64 pieces = {' * '.join(f'(i64){n}' for n in extents) or '1'};",
         ]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from tilert.codegen.lower import clone, is_zero, uses
 from tilert.codegen.plan import source_of
 from tilert.codegen.ring import COLUMNS, GROUP, GROUP_ROWS
+from tilert.codegen.unfit import Unfit
 from tilert.dead_code import remove_dead
 from tilert.dtypes import bf16, f16, f32, i32
 from tilert.ir import Access, Block, Function, Op, Param, TileType, Value, walk
@@ -102,10 +103,14 @@ class Form:
         return [op for op in self.loop.regions[0].ops[:-1] if op not in own]
 
 
-def find_form(function: Function) -> Form | None:
-    """The schedule of a lowered function, None where it is not one for it."""
+def find_form(function: Function) -> Form:
+    """The schedule of a lowered function.
+
+    Raises:
+        Unfit: where it is not one for it.
+    """
     if _path(function) is None:
-        return None
+        raise Unfit("it has no loop with products of tiles, or several")
     function = clone(function)
     _split_gathers(function)
     path = _path(function) or []
@@ -113,7 +118,7 @@ def find_form(function: Function) -> Form | None:
     ops = loop.regions[0].ops
     products = [op for op in walk(function.body) if op.name == "mma"]
     if len(products) != 2 or any(op not in ops for op in products):
-        return None
+        raise Unfit("it does not have two products of tiles in one loop")
     first, second = products
     readers = uses(function.body)
     narrowed = second.args[0].op
@@ -125,21 +130,27 @@ def find_form(function: Function) -> Form | None:
         or readers[narrowed.result] != [second]
         or not is_zero(first.args[2])
         or readers[first.args[2]] != [first]
-        or not _fits(first, second)
     ):
-        return None
+        raise Unfit("the first product does not go to the left of the second, as 16-bit floats")
+    if not _fits(first, second):
+        shown = " and ".join("{} x {}".format(*op.result.shape) for op in products)
+        raise Unfit(f"warpgroups cannot compute products of {shown} by two of these dtypes")
     carried, scaling = _sums(second, loop, readers)
     maps: list[TensorMap] = []
     keys = _side(first, True, loop, readers, maps, 0)
     values = _side(second, False, loop, readers, maps, keys.nbytes) if keys is not None else None
     left = first.args[0]
-    if not carried or keys is None or values is None or not _stays(left, path):
-        return None
-    if readers[left] != [first]:
-        return None
+    if not carried:
+        raise Unfit("the sums of the second product are more than carried and scaled by rows")
+    if keys is None or values is None:
+        raise Unfit("the copy engine cannot bring a right operand as products want it")
+    if not _stays(left, path) or readers[left] != [first]:
+        raise Unfit("the left operand of the first product is not loaded before the loop")
     form = Form(function, path, first, second, narrowed, scaling, keys, values, maps)
-    if not all(_computes(op) for op in form.between) or scalars(form) is None:
-        return None
+    if odd := [op.name for op in form.between if not _computes(op)]:
+        raise Unfit(f"{odd[0]} between the products does not stay in registers")
+    if scalars(form) is None:
+        raise Unfit("where an operand lies depends on tiles, branches or what the loops carry")
     for op in form.between:
         if op.name == "reduce" and op.attrs["kind"] == "sum":
             total = _total(op, form, readers)

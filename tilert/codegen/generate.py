@@ -7,18 +7,20 @@ from tilert.codegen import bounds
 from tilert.codegen.attention import Attention, write_attention
 from tilert.codegen.attention_form import find_form
 from tilert.codegen.debug import without_debugging
+from tilert.codegen.early import END, begin
 from tilert.codegen.emit import Emitter, c_name, c_type
 from tilert.codegen.grid import coordinates, grid_extents
 from tilert.codegen.helpers import with_needed
-from tilert.codegen.lower import clone, lower, sink_past
+from tilert.codegen.lower import THIN_ROWS, clone, is_thin, lower, sink_past
 from tilert.codegen.pipelined import Pipelined, write_pipelined
 from tilert.codegen.plan import choose_threads, make_plan
 from tilert.codegen.prelude import PRELUDE
 from tilert.codegen.ring import find_ring
-from tilert.codegen.schedules import enabled
+from tilert.codegen.schedules import VARIABLE, enabled
+from tilert.codegen.unfit import Unfit
 from tilert.dtypes import i8
 from tilert.fault import Site
-from tilert.ir import Function, walk
+from tilert.ir import Function, Op, walk
 from tilert.tensor_map import TensorMap
 
 __all__ = ["CudaSource", "generate"]
@@ -37,6 +39,11 @@ class CudaSource:
             and the kernel takes its arguments alone.
         maps: tensor maps that the kernel takes before its arguments.
         walks: whether a block walks over pieces: so many blocks as run at once are enough.
+        waits: whether it waits for earlier grids itself, on targets where grids can.
+        schedule: how the work is done. "streaming" has no products; "skinny" takes weights through
+            registers for a few rows; "staged" multiplies with mma.sync what is copied to shared
+            memory; "pipelined" and "attention" are those of sm_90a; "unsafe" is no generated text.
+        refused: why it is none of the others, by name.
     """
 
     text: str
@@ -46,6 +53,9 @@ class CudaSource:
     sites: tuple[Site, ...] | None = None
     maps: tuple[TensorMap, ...] = ()
     walks: bool = False
+    waits: bool = False
+    schedule: str = "unsafe"
+    refused: tuple[tuple[str, str], ...] = ()
 
 
 def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> CudaSource:
@@ -62,10 +72,12 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
     # Order: products first become what the hardware will run, since that decides the tiles that
     # layouts are chosen for; layouts decide what shared memory holds; text comes last.
     lowered = lower(function, threads)
-    if arch == "sm_90a" and not checks and "pipelined" in enabled():
-        written = _pipelined(lowered)
-        if written is not None:
-            return written
+    refused = _not_portable(function, lowered, threads)
+    try:
+        _check_target(arch, checks)
+        return _pipelined(lowered, refused)
+    except Unfit as reason:
+        refused |= {name: str(reason) for name in _SM_90A if name not in refused}
     plan = make_plan(lowered, threads)
     emitter = Emitter(lowered, plan, checks)
     emitter.block(lowered.body)
@@ -79,29 +91,76 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
         f"{entry}({', '.join(_parameters(function) + bounds.PARAMETERS * checked)}) {{",
         "  extern __shared__ __align__(128) char smem[];",
         f"  char* const scratch = smem + {plan.shared_bytes}; (void)scratch;",
+        *begin(function),
         *([bounds.place(grid_extents(function))] if checked else []),
         *coordinates(function),
         *emitter.head,
         *emitter.lines,
+        *END,
         "}",
         "",
     ]
-    return CudaSource("\n".join(lines), entry, threads, shared, tuple(emitter.sites) or None)
+    return CudaSource(
+        "\n".join(lines), entry, threads, shared, tuple(emitter.sites) or None, waits=True,
+        schedule=next(name for name in _PORTABLE if name not in refused),
+        refused=tuple(refused.items()),
+    )  # fmt: skip
 
 
-def _pipelined(function: Function) -> CudaSource | None:
-    """Under the pipelined schedule or that of attention, where the function is one for it."""
-    ring = find_ring(function)
-    form = find_form(function) if ring is None else None
-    written: Pipelined | Attention | None = None
-    maps: tuple[TensorMap, ...] = ()
-    if ring is not None:
+_PORTABLE = ("streaming", "skinny", "staged")
+_SM_90A = ("pipelined", "attention")
+
+
+def _not_portable(function: Function, lowered: Function, threads: int) -> dict[str, str]:
+    """Why two of the three schedules that every target has are not for a function."""
+    products = [op for op in walk(function.body) if op.name == "mma"]
+    left = [op for op in walk(lowered.body) if op.name == "mma"]
+    if not products:
+        return dict.fromkeys(("skinny", "staged"), "it has no products of tiles")
+    refused = {"streaming": "it has products of tiles"}
+    if not left:
+        return refused | {"staged": f"its products have {_rows(products)} rows, which is skinny"}
+    fat = [op for op in products if not is_thin(op, threads)] or left
+    what = f"its products have {_rows(fat)} rows; up to {THIN_ROWS} are taken, of few elements"
+    return refused | {"skinny": what}
+
+
+def _rows(products: list[Op]) -> str:
+    return " and ".join(sorted({str(op.result.shape[0]) for op in products}, key=int))
+
+
+def _check_target(arch: str, checks: Checks) -> None:
+    if arch != "sm_90a":
+        raise Unfit(f"{arch} has no warpgroup products; sm_90a alone has them")
+    if checks:
+        raise Unfit("the copy engine's accesses cannot be checked one by one")
+    if "pipelined" not in enabled():
+        raise Unfit(f"{VARIABLE} leaves it out")
+
+
+def _pipelined(function: Function, refused: dict[str, str]) -> CudaSource:
+    """Under the pipelined schedule or that of attention.
+
+    Args:
+        refused: why it is not for another schedule; more are added.
+
+    Raises:
+        Unfit: where the function is for neither.
+    """
+    written: Pipelined | Attention | None
+    try:
+        ring = find_ring(function)
+    except Unfit as reason:
+        refused["pipelined"] = str(reason)
+        form = find_form(function)
+        schedule, written, maps = "attention", write_attention(form), tuple(form.maps)
+    else:
         sink_past(function, ring.loop)
-        written, maps = write_pipelined(function, ring), tuple(ring.maps)
-    elif form is not None:
-        written, maps = write_attention(form), tuple(form.maps)
+        schedule, written, maps = "pipelined", write_pipelined(function, ring), tuple(ring.maps)
+        refused["attention"] = "it does not have two products of which one feeds the other"
     if written is None:
-        return None
+        refused.pop(schedule, None)
+        raise Unfit("shared memory has no room for two stages")
     entry = f"{function.name}_kernel"
     head = [f"const __grid_constant__ tensor_map map{i}" for i in range(len(maps))]
     lines = [
@@ -112,11 +171,16 @@ def _pipelined(function: Function) -> CudaSource | None:
         f'extern "C" __global__ void __launch_bounds__({written.threads}, 1)',
         f"{entry}({', '.join(head + _parameters(function))}) {{",
         *written.lines,
+        *END,
         "}",
         "",
     ]
-    text = "\n".join(lines)
-    return CudaSource(text, entry, written.threads, written.shared_bytes, None, maps, walks=True)
+    for name in _PORTABLE:
+        refused.setdefault(name, f"{schedule} comes first where a kernel has its form")
+    return CudaSource(
+        "\n".join(lines), entry, written.threads, written.shared_bytes, None, maps, walks=True,
+        waits=True, schedule=schedule, refused=tuple(refused.items()),
+    )  # fmt: skip
 
 
 def _types(function: Function) -> set[str]:
@@ -135,9 +199,9 @@ def _parameters(function: Function) -> list[str]:
             out.append(f"const int g{a.axis}")
         elif a.kind == "pointer":
             const = "const " if p.kind == "ref" else ""
-            out.append(f"{const}{c_type(p.dtype)}* __restrict__ {c_name(p)}")
+            out.append(f"{const}{c_type(p.dtype)}* RESTRICT {c_name(p)}")
         elif a.kind == "index":
-            out.append(f"const int* __restrict__ {c_name(p)}_map")
+            out.append(f"const int* RESTRICT {c_name(p)}_map")
         elif a.kind == "dim":
             out.append(f"const int {c_name(p)}_dim{a.axis}")
         else:

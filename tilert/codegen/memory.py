@@ -231,10 +231,13 @@ def load(e: Emitter, op: Op) -> None:
             copy_now(e, operand)
         return
     where, pointer = _unit(e, op)
-    _read(e, op, where, pointer, op.attrs["fill"], bool(op.attrs.get("stream")))
+    call = "load16_stream" if op.attrs.get("stream") else "load16"
+    _read(e, op, where, pointer, op.attrs["fill"], call)
 
 
-def _read(e: Emitter, op: Op, where: Address, pointer: str, fill: float, stream: bool) -> None:
+def _read(e: Emitter, op: Op, where: Address, pointer: str, fill: float, call: str = "") -> None:
+    """Read a tile. Of memory that the kernel does not store to, 16 bytes at a time by `call`: the
+    compiler may move such loads past stores."""
     result = op.result
     dtype = result.dtype
     if not result.shape:
@@ -256,23 +259,22 @@ def _read(e: Emitter, op: Op, where: Address, pointer: str, fill: float, stream:
         with e.each(layout.registers) as r:
             offset, bounds = _offset(e, where, layout, r)
             guard = " && ".join(([ok] if ok else []) + bounds)
-            value = f"{pointer}[{offset}]"
+            value = f"load({pointer} + ({offset}))" if call else f"{pointer}[{offset}]"
             if guard:
-                value = f"({guard}) ? {value} : {literal(fill, dtype)}"
-            e.line(f"{name}[{r}] = {value};")
+                # Not as a choice between both: that takes more registers.
+                e.line(f"{name}[{r}] = {literal(fill, dtype)};")
+            e.line(f"{f'if ({guard}) ' if guard else ''}{name}[{r}] = {value};")
         return
     word = _WORDS[v * dtype.itemsize]
-    call = "load16_stream" if stream else "load16"
     e.line("#pragma unroll")
     first, end = e.window or (0, layout.registers)
     with e.braces(f"for (int r = {first}; r < {end}; r += {v})"):
         offset, bounds = _offset(e, where, layout, "r")
         guard = " && ".join(([ok] if ok else []) + bounds)
-        fetch = (
-            f"{call}({pointer} + ({offset}))"
-            if word == "vec16"
-            else (f"*(const {word}*)({pointer} + ({offset}))")
-        )
+        fetch = f"*(const {word}*)({pointer} + ({offset}))"
+        if call:
+            at = fetch.removeprefix("*")
+            fetch = f"{call}({pointer} + ({offset}))" if word == "vec16" else f"load({at})"
         e.line(f"union {{ {word} v; {c_type(dtype)} e[{v}]; }} u;")
         if guard:
             with e.braces(f"if ({guard})"):
@@ -335,7 +337,8 @@ def load_piece(e: Emitter, op: Op) -> None:
     result = op.result
     layout = e.layout(result)
     if _vector(e, where, layout) * param.dtype.itemsize == 4 == e.plan.least_bytes:
-        _read(e, op, where, pointer, 0, False)
+        # What a kernel may store to: the compiler keeps the order.
+        _read(e, op, where, pointer, 0)
         return
     name = e.declare(result)
     with e.each(layout.registers) as r:

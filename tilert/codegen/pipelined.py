@@ -9,6 +9,7 @@ next piece's operands come while sums are still being stored.
 """
 
 from tilert.codegen.control import begin_loop, carry, note_bounds
+from tilert.codegen.early import begin
 from tilert.codegen.emit import Emitter, c_type
 from tilert.codegen.epilogue import write_epilogue
 from tilert.codegen.grid import coordinates
@@ -70,6 +71,7 @@ class Pipelined:
             "    barriers_ready();",
             "  }",
             "  __syncthreads();",
+            *begin(self._function),
             f"  const i64 pieces = {' * '.join(f'(i64){n}' for n in extents) or '1'};",
         ]
 

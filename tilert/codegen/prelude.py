@@ -5,6 +5,7 @@ PTX instructions are those of the PTX ISA: cvt, max.NaN, cp.async, ldmatrix, mma
 
 __all__ = ["PORTABLE", "PRELUDE"]
 
+
 PORTABLE = r"""template <class T> DEV T op_minimum(T a, T b) { return a < b ? a : b; }
 template <class T> DEV T op_maximum(T a, T b) { return a > b ? a : b; }
 template <class T> DEV T op_floordiv(T a, T b) {
@@ -51,12 +52,46 @@ DEV float op_maximum(float a, float b) {
     + r"""
 template <class T> DEV T shuffle_xor(T v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
 
-// Read-only data: "stream" is read once (weights) and should not displace what L1 holds.
+// Programmatic dependent launch. What earlier grids use is theirs until wait_for_earlier_grids,
+// which every thread calls: a grid that is complete is behind all that it came after.
+#if __CUDA_ARCH__ >= 900
+DEV void later_grids_may_start() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEV void wait_for_earlier_grids() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// A pointer of which nothing is known but that it is to the device's memory: what is loaded through
+// it stays behind the wait.
+template <class T> DEV void behind(T*& p) {
+  size_t a = __cvta_generic_to_global(p);
+  asm volatile("" : "+l"(a));
+  p = (T*)__cvta_global_to_generic(a); }
+// An element of a Ref, where a kernel stores nothing: the compiler may move it past stores.
+template <class T> DEV T load(const T* p) {
+  union { u64 w; u32 h; u16 q; T v; } u;
+  if constexpr (sizeof(T) == 8) asm("ld.global.u64 %0, [%1];" : "=l"(u.w) : "l"(p));
+  else if constexpr (sizeof(T) == 4) asm("ld.global.u32 %0, [%1];" : "=r"(u.h) : "l"(p));
+  else if constexpr (sizeof(T) == 2) asm("ld.global.u16 %0, [%1];" : "=h"(u.q) : "l"(p));
+  else asm("ld.global.u8 %0, [%1];" : "=h"(u.q) : "l"(p));
+  return u.v; }
+// ptxas moves ld.global.nc above the wait.
+#define ONLY_READ ""
+#define RESTRICT
+#else
+template <class T> DEV T load(const T* p) { return *p; }
+DEV void later_grids_may_start() {}
+DEV void wait_for_earlier_grids() {}
+template <class T> DEV void behind(const T&) {}
+#define ONLY_READ ".nc"
+#define RESTRICT __restrict__
+#endif
+
+// Tiles of a Ref, where a kernel stores nothing. "stream" is read once (weights) and should not
+// displace what L1 holds.
 DEV vec16 load16(const void* p) {
-  vec16 v; asm("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
+  vec16 v; asm("ld.global" ONLY_READ ".v4.u32 {%0,%1,%2,%3}, [%4];"
     : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p)); return v; }
 DEV vec16 load16_stream(const void* p) {
-  vec16 v; asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+  vec16 v; asm("ld.global" ONLY_READ ".L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
     : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p)); return v; }
 
 DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }

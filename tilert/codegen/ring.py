@@ -11,6 +11,7 @@ from math import prod
 
 from tilert.codegen.lower import uses
 from tilert.codegen.plan import operand_only, source_of
+from tilert.codegen.unfit import Unfit
 from tilert.dtypes import bf16, f16
 from tilert.ir import Access, Block, Function, Op, Param, Value, walk
 from tilert.tensor_map import MOST_AXES, MOST_ROWS, ROW_BYTES, TensorMap
@@ -81,27 +82,34 @@ class Ring:
         return sum(box.nbytes for box in self.boxes.values())
 
 
-def find_ring(function: Function) -> Ring | None:
-    """The schedule of a lowered function, None where it is not one for it."""
+def find_ring(function: Function) -> Ring:
+    """The schedule of a lowered function.
+
+    Raises:
+        Unfit: where it is not one for it.
+    """
     loop = _only_loop(function)
     if loop is None:
-        return None
+        raise Unfit("its products of tiles are not all in one loop by themselves")
     products = [op for op in loop.regions[0].ops if op.name == "mma"]
     groups = _groups(products)
-    if groups is None or not _sums_stay(loop, products, groups):
-        return None
+    if groups is None:
+        shown = " and ".join("{} x {}".format(*op.result.shape) for op in products)
+        raise Unfit(f"warpgroups cannot share sums of {shown} out")
+    if not _sums_stay(loop, products, groups):
+        raise Unfit("the loop does more with the sums than products, or has too many of them")
     ring = Ring(loop, groups)
     taken = operand_only(function)
     for op in products:
         for position, side in enumerate(op.args[:2]):
             value, transposed = source_of(side)
-            if transposed != (position == 1) or value not in taken:
-                return None
-            if value not in ring.boxes and not _add_box(ring, value):
-                return None
+            fits = transposed == (position == 1) and value in taken
+            if not fits or (value not in ring.boxes and not _add_box(ring, value)):
+                which = "right" if position else "left"
+                raise Unfit(f"the copy engine cannot bring a {which} operand as products want it")
     wanted = [*loop.args[:3], *(v for box in ring.boxes.values() for v in box.load.args)]
     if scalars(function, loop, wanted) is None:
-        return None
+        raise Unfit("where an operand lies depends on tiles, branches or what the loop carries")
     ring.axes = _axes(products[0], function)
     return ring
 

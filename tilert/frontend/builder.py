@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilert.dtypes import DType, bool_, f32, i32, promote
-from tilert.frontend.values import RefArg, Span, TileIndex, describe, shown
+from tilert.frontend.values import RefArg, Span, TileIndex, as_tile, describe, shown
 from tilert.ir import Access, Block, Loc, Op, Value
 from tilert.limits import MAX_AXES, MAX_TILE
 from tilert.ops import TypeRuleError, make
@@ -97,7 +97,7 @@ class Builder:
             return self.const(x, dtype or i32)
         if isinstance(x, float):
             return self.const(x, dtype or f32)
-        raise TypeRuleError(f"expected a tile or a number, got {describe(x)}")
+        raise TypeRuleError(f"expected a tile or a number, got {describe(x)}{as_tile(x)}")
 
     # -- elementwise -------------------------------------------------------------------------
 

@@ -65,6 +65,19 @@ _PYTHON_WORDS = {
 _MAX_DEPTH = 64
 
 
+# NumPy's names of what tiles have methods for.
+_METHODS = {"astype": "to", "ravel": "reshape", "flatten": "reshape", "transpose": "permute"}
+
+
+def _instead(name: str) -> str:
+    """What does the same as an attribute of NumPy's arrays, as the end of a message; or ""."""
+    if name in _METHODS:
+        return f"; use {METHODS[(Value, _METHODS[name])][0]}"
+    if name in FUNCTIONS:
+        return f"; use {getattr(language, name).signature} of tilert.language"
+    return ""
+
+
 class Expressions:
     """Traces expressions in the scope of one function; `Tracer` adds the statements."""
 
@@ -240,7 +253,8 @@ class Expressions:
                 raise self.source.error(f"'{node.attr}' cannot be read: {e}", node) from None
             if found is not MISSING:
                 return _as_word(found)
-        raise self.source.error(f"{describe(owner)} has no attribute '{node.attr}'", node)
+        hint = _instead(node.attr) if isinstance(owner, Value) else ""
+        raise self.source.error(f"{describe(owner)} has no attribute '{node.attr}'{hint}", node)
 
     def expr_Subscript(self, node: ast.Subscript) -> Any:
         """`array[...]`, `tile[...]` or a tuple item."""
@@ -303,11 +317,10 @@ class Expressions:
                 " tilert.language",
                 node,
             )
-        raise self.source.error(
-            f"{describe(callee)} cannot be called in a kernel; decorate helpers with "
-            "@tilert.inline",
-            node,
-        )
+        hint = "decorate helpers with @tilert.inline"
+        if callee is print:
+            hint = f"use {language.device_print.signature} of tilert.language"
+        raise self.source.error(f"{describe(callee)} cannot be called in a kernel; {hint}", node)
 
     def _apply(
         self,

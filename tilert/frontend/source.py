@@ -51,7 +51,8 @@ def read_source(fn: Callable[..., Any], decorator: str) -> Source:
         decorator: what it is read for, such as "tilert.kernel".
 
     Raises:
-        TypeError: if it is no plain `def`, or its source is not available or not what runs.
+        KernelError: if its source is in no file.
+        TypeError: if it is no plain `def`, or its source is not what runs.
     """
     code = _checked(fn, decorator).__code__
     name = fn.__name__
@@ -59,9 +60,15 @@ def read_source(fn: Callable[..., Any], decorator: str) -> Source:
         # Of the code, not of the function: `__wrapped__` leads to another function's text.
         raw, first_line = inspect.getsourcelines(code)
         filename = inspect.getsourcefile(code) or code.co_filename
-    except (OSError, TypeError, IndexError) as e:
-        raise TypeError(
-            f"the source of '{name}' is not available: {e}; a kernel must be a `def` in a file"
+    except (OSError, TypeError, IndexError):
+        raise KernelError(
+            f"the source of '{name}' is not at hand: {decorator} reads it from a file, and what is"
+            " typed at a prompt, given to python -c or on stdin, or made by exec() is in none; put"
+            " it in a .py file, and run or import that",
+            code.co_filename,
+            code.co_firstlineno,
+            0,
+            f"def {name}(...)",
         ) from None
     tree = _parsed("".join(raw))
     if tree is None or not same_code(tree, code):

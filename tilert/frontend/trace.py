@@ -129,8 +129,9 @@ class Tracer(Expressions):
             self.statements(node.body if condition else node.orelse)
             return
         if condition.shape or condition.dtype != bool_:
+            hint = "; where(condition, a, b) chooses for each element" if condition.shape else ""
             raise self.source.error(
-                f"an if needs a bool scalar, got {describe(condition)}", node.test
+                f"an if needs a bool scalar, got {describe(condition)}{hint}", node.test
             )
         outer = dict(self.locals)
         then, then_locals = self._region(node.body, outer)

@@ -20,6 +20,7 @@ __all__ = [
     "RefArg",
     "Span",
     "TileIndex",
+    "as_tile",
     "describe",
     "shown",
 ]
@@ -90,6 +91,19 @@ def shown(number: float) -> str:
     if isinstance(number, int) and number.bit_length() > 256:
         return f"of {number.bit_length()} bits"
     return repr(number)
+
+
+def as_tile(x: Any, mut: str = "y") -> str:
+    """How an array would be made a tile, as the end of a message; "" for what has none."""
+    if isinstance(x, MutArg):
+        return f"; {x.param.name}.load() reads the piece"
+    if not isinstance(x, RefArg):
+        return ""
+    name = x.param.name
+    return (
+        f"; {name}[...] reads a tile of it, {name}.tile_like({mut}) the one at the piece of a Mut"
+        f" {mut}"
+    )
 
 
 def describe(x: Any) -> str:

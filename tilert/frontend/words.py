@@ -7,7 +7,7 @@ from tilert.dtypes import DType, i32
 from tilert.frontend.builder import Builder
 from tilert.frontend.pieces import check_held
 from tilert.frontend.tile_words import TILE_WORDS, permute, static_int, static_shape
-from tilert.frontend.values import MutArg, RefArg, Span, TileIndex, describe
+from tilert.frontend.values import MutArg, RefArg, Span, TileIndex, as_tile, describe
 from tilert.ir import Value
 from tilert.ops import FLOAT_FUNCTIONS, TypeRuleError, make
 
@@ -182,6 +182,10 @@ def _to_store(b: Builder, mut: MutArg, tile: Any) -> Value:
     """The tile in the piece's shape; floats round to its dtype."""
     param = mut.param
     check_held(b, mut)
+    if isinstance(tile, RefArg):
+        raise TypeRuleError(
+            f"expected a tile or a number, got {describe(tile)}{as_tile(tile, param.name)}"
+        )
     v = b.value(tile, param.dtype)
     if v.dtype.is_float and param.dtype.is_float:
         v = b.cast(v, param.dtype)

@@ -1,0 +1,356 @@
+"""Programmatic dependent launch: kernels of a graph start early where that shows in no result."""
+
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilert
+from tests.tilert.fake_cuda import FakeCudaDevice, fake_cuda
+from tilert import Const, DeviceError, Dyn, Mut, Ref, bf16, f32, i32, ir, nvrtc, opt_out, sass
+from tilert.cpu_device import CpuDevice
+from tilert.cuda_graph import early_kernels
+from tilert.language import mma, tiles, zeros
+from tilert.language import sum as total
+from tilert.target_device import CompiledKernel, TargetDevice
+from tilert.unsafe_kernel import UnsafeFunction, UnsafeKernel
+
+ROWS, COLUMNS = 4, 8
+
+
+@tilert.kernel
+def mix(y: Mut, a: Ref, b: Ref, by: Const[int]):
+    y.store(a.tile_like(y) * by + b.tile_like(y))
+
+
+@tilert.kernel
+def onto(y: Mut, a: Ref):
+    y.store(y.load() * 5 + a.tile_like(y))
+
+
+SOURCE = """
+extern "C" __global__ void added(int* y, const int* a) {
+  const int size = tilert::y_tile0 * tilert::y_dim1, first = blockIdx.x * size;
+  for (int i = threadIdx.x; i < size; i += blockDim.x) y[first + i] += a[first + i];
+}
+"""
+
+
+def add_rows(y: np.ndarray, a: np.ndarray) -> None:
+    y += a
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> UnsafeKernel:
+    """y += a, by a kernel that knows nothing of other grids."""
+    monkeypatch.setattr(opt_out, "_known", dict(opt_out._known))
+
+    @tilert.unsafe_kernel(source=SOURCE, reference=add_rows, reason="a test")
+    def added(y: Mut, a: Ref) -> None: ...
+
+    return added
+
+
+class Rash(FakeCudaDevice):
+    """Kernels that do not wait, whose launches say that they do."""
+
+    def waits(self, function: ir.Function) -> bool:
+        return False
+
+    def says(self, function: ir.Function) -> bool:
+        return True
+
+
+def shown(graph: tilert.Graph) -> str:
+    """The nodes of a recorded graph: k, a kernel; K, one that starts early; c, a copy."""
+    nodes = graph._executable._handle.nodes  # type: ignore[attr-defined]
+    return "".join(n.kind[0].upper() if n.early else n.kind[0] for n in nodes)
+
+
+def some(device: tilert.Device, count: int) -> list[tilert.Array]:
+    host = np.arange(ROWS * COLUMNS, dtype=np.int32).reshape(ROWS, COLUMNS)
+    return [tilert.from_numpy(host * 3 + i, device) for i in range(count)]
+
+
+def rows(array: tilert.Array) -> tilert.Partition:
+    return array.partition(1, COLUMNS)
+
+
+# Where kernels start early
+
+
+def test_behind_a_kernel_alone(monkeypatch: pytest.MonkeyPatch, added: UnsafeKernel) -> None:
+    device = fake_cuda(monkeypatch, 0)
+    a, b, c, d = some(device, 4)
+
+    def captured(*steps: Callable[[], Any]) -> str:
+        with tilert.capture(device, lambda: [step() for step in steps] and None) as graph:
+            return shown(graph)
+
+    def safe() -> None:
+        onto(rows(b), a).run()
+
+    def unsafe() -> None:
+        added(rows(b), a).run()
+
+    def copied() -> None:
+        c.copy_from(b)
+
+    def nothing() -> None:
+        onto(b[:0].partition(1, COLUMNS), a[:0]).run()
+
+    assert captured(safe) == "k"
+    assert captured(safe, safe, safe) == "kKK"
+    assert captured(copied, safe, safe, copied, safe, safe) == "ckKckK"
+    assert captured(safe, unsafe, safe, safe, unsafe, unsafe) == "kkkKkk"
+    # Work without a node says nothing of what the next one is behind.
+    assert captured(safe, safe, nothing, safe, safe) == "kKkK"
+    with device.stream() as one:
+
+        def beside() -> None:
+            onto(rows(d), a).on(one).run()
+
+        def behind_both() -> None:
+            mix(rows(c), b, d, by=2).run()
+
+        # A branch begins behind nothing; what joins it is behind two.
+        assert captured(beside, beside, safe, safe) == "kKkK"
+        assert captured(safe, beside, safe, beside) == "kkKK"
+        assert captured(safe, safe, beside, behind_both, safe) == "kKkkK"
+
+
+def test_only_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = fake_cuda(monkeypatch, 0)
+    a, b = some(device, 2)
+    for _ in range(3):
+        b = onto(rows(b), a).run()
+    b.numpy()
+    assert device.fake.calls["cuLaunchKernelEx"] == 0
+    assert device.fake.calls["cuLaunchKernel"] == 3
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("", "kK"), ("1", "kK"), ("0", "kk")])
+def test_the_switch(monkeypatch: pytest.MonkeyPatch, setting: str, expected: str) -> None:
+    monkeypatch.setenv("TILERT_EARLY_KERNELS", setting)
+    device = fake_cuda(monkeypatch, 0)
+    a, b = some(device, 2)
+    with tilert.capture(device, lambda: onto(rows(b), a).then(lambda y: onto(rows(y), a))) as graph:
+        assert shown(graph) == expected
+
+
+def test_what_can_start_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [early_kernels(c) for c in ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))] == [
+        False, False, True, True, True,
+    ]  # fmt: skip
+    monkeypatch.setenv("TILERT_EARLY_KERNELS", "yes")
+    with pytest.raises(DeviceError, match="TILERT_EARLY_KERNELS='yes'; use 0 or 1"):
+        early_kernels((9, 0))
+
+
+def test_rebinding(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = fake_cuda(monkeypatch, 3)
+    a, b, c = some(device, 3)
+    before = c.numpy()
+
+    def step() -> None:
+        for _ in range(3):
+            onto(rows(b), a).run()
+
+    with tilert.capture(device, step) as graph:
+        handle = graph._executable._handle  # type: ignore[attr-defined]
+        graph.rebind({b: c})
+        assert graph._executable._handle is handle  # type: ignore[attr-defined]
+        assert shown(graph) == "kKK"
+        graph.replay()
+        add = a.numpy()
+        for _ in range(3):
+            before = before * 5 + add
+        np.testing.assert_array_equal(c.numpy(), before)
+
+
+# That it shows in no result
+
+
+def play(device: tilert.Device, added: UnsafeKernel, seed: int) -> list[np.ndarray]:
+    """What a random captured program, replayed, makes of its arrays."""
+    chance = random.Random(seed)
+    pool = some(device, 5)
+    streams = [None, *(device.stream() for _ in range(chance.randrange(4)))]
+    lonely = chance.random() < 0.3
+
+    def op(kind: int) -> None:
+        y, a, b = chance.sample(pool, 3)
+        stream = None if lonely else chance.choice(streams)
+        if kind == 0:
+            y.copy_from(a)
+            return
+        work: tilert.Work = (
+            added(rows(y), a)
+            if kind == 1
+            else onto(rows(y), a)
+            if kind < 4
+            else mix(rows(y), a, b, by=3)
+        )
+        (work if stream is None else work.on(stream)).run()
+
+    def step() -> None:
+        for kind in chance.choices(range(7), (1, 1, 2, 2, 2, 2, 2), k=chance.randrange(1, 14)):
+            op(kind)
+
+    with tilert.capture(device, step) as graph:
+        for _ in range(3):
+            graph.replay(chance.choice(streams))
+            op(5)
+    return [array.numpy() for array in pool]
+
+
+def mismatches(make: Callable[[int], tilert.Device], added: UnsafeKernel, count: int) -> int:
+    """How many programs see something else than on the cpu."""
+    serial = CpuDevice(check=False)
+    wrong = 0
+    for seed in range(count):
+        pairs = zip(play(serial, added, seed), play(make(seed), added, seed), strict=True)
+        wrong += not all(np.array_equal(a, b) for a, b in pairs)
+    return wrong
+
+
+def test_random_programs(monkeypatch: pytest.MonkeyPatch, added: UnsafeKernel) -> None:
+    devices: list[FakeCudaDevice] = []
+
+    def make(seed: int) -> FakeCudaDevice:
+        devices.append(fake_cuda(monkeypatch, seed))
+        return devices[-1]
+
+    assert mismatches(make, added, 40) == 0
+    assert sum(device.fake.calls["cuLaunchKernelEx"] for device in devices) > 60
+
+
+def test_kernels_that_do_not_wait_show(
+    monkeypatch: pytest.MonkeyPatch, added: UnsafeKernel
+) -> None:
+    assert mismatches(lambda seed: fake_cuda(monkeypatch, seed, kind=Rash), added, 20) > 5
+
+
+@pytest.mark.gpu
+def test_random_programs_on_a_gpu(added: UnsafeKernel) -> None:
+    device = tilert.device("cuda")
+    assert mismatches(lambda seed: device, added, 300) == 0
+
+
+@pytest.mark.gpu
+def test_a_long_chain_on_a_gpu() -> None:
+    """Grids that fill the device, between grids that leave room on it for later ones."""
+    device = tilert.device("cuda")
+    small = tilert.zeros((1, 1024), i32, device)
+    large, other = (tilert.zeros((2048, 1024), i32, device) for _ in range(2))
+    one = tilert.full((2048, 1024), 1, i32, device)
+
+    def step() -> None:
+        for _ in range(50):
+            onto(small.partition(1, 1024), large[2047:]).run()
+            mix(large.partition(1, 1024), one, other, by=1).run()
+            mix(other.partition(1, 1024), large, one, by=3).run()
+
+    with tilert.capture(device, step) as graph:
+        for _ in range(20):
+            graph.replay()
+    want = [0, 0, 0]
+    for _ in range(20 * 50):
+        want[0] = want[0] * 5 + want[1]
+        want[1] = 1 + want[2]
+        want[2] = want[1] * 3 + 1
+    for array, value in zip((small, large, other), want, strict=True):
+        assert (array.numpy() == np.array(value % 2**32, np.uint32).astype(np.int32)).all()
+
+
+# What kernels do
+
+
+@tilert.kernel
+def product(y: Mut[Dyn], a: Ref[Dyn], b: Ref, bk: Const[int] = 64):
+    m, n = y.index
+    acc = zeros(y.shape, f32)
+    for k in tiles(a, axis=1, size=bk):
+        acc = mma(a[m, k], b[n, k].T, acc)
+    y.store(acc)
+
+
+@tilert.kernel
+def scaled(y: Mut, x: Ref, w: Ref):
+    v = x.tile_like(y).to(f32)
+    y.store(v * total(v * v, axis=1)[:, None] + w[y.index[0]][:, None])
+
+
+def compiled(arch: str, check: bool = False) -> dict[str, CompiledKernel]:
+    """Kernels of several schedules, by name and number."""
+    device = TargetDevice(arch, check)
+
+    def new(*shape: int, dtype: tilert.DType = bf16) -> tilert.Array:
+        return tilert.empty(shape, dtype, device)
+
+    product(new(1, 256).partition(1, 16), new(1, 512), new(256, 512), bk=512).run()
+    product(new(64, 256).partition(32, 64), new(64, 512), new(256, 512)).run()
+    product(new(512, 512).partition(128, 256), new(512, 512), new(512, 512)).run()
+    scaled(new(64, 128).partition(16, 128), new(64, 128), new(64, dtype=f32)).run()
+    index = tilert.UniqueIndex.checked(np.array([4, 0, 2]), device)
+    onto(new(8, 128, dtype=i32).partition_at(index, 1, 128), new(3, 128, dtype=i32)).run()
+    return {f"{k.name} {i}": k for i, k in enumerate(device.kernels)}
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_texts_wait_first(check: bool, added: UnsafeKernel) -> None:
+    for name, kernel in compiled("sm_90a", check).items():
+        text = kernel.text.split('extern "C"')[-1]
+        head, body = text.split(") {\n", 1)
+        parameters = re.findall(r"\*? ?(\w+)(?:, |$)", head.split("(")[-1])
+        waits = body.index("  wait_for_earlier_grids();")
+        assert len(parameters) >= 2
+        first = [m.start() for p in parameters for m in re.finditer(rf"\b{p}\b", body)]
+        assert waits < min(first), name
+        # Once, at the level of the kernel: all threads get there.
+        assert body.count("wait_for_earlier_grids") == 1
+    function = added.specialize(
+        (
+            ir.Param("y", 0, "mut", i32, (4, 8), (8, 1), (1, 8)),
+            ir.Param("a", 1, "ref", i32, (4, 8), (8, 1)),
+        ),
+        (4,),
+        (),
+    )
+    assert isinstance(function, UnsafeFunction)
+    assert not function.cuda_source().waits
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a", "sm_120a"])
+def test_machine_code_waits_first(arch: str) -> None:
+    """Neither compiler moves a load above the wait; of serving's, see test_compile_targets.py."""
+    kernels = compiled(arch)
+    listings = sass.disassemble([kernel.cubin for kernel in kernels.values()], arch)
+    for name, lines in zip(kernels, listings, strict=True):
+        waits = sass.names(lines).count("ACQBULK"), sass.names(lines).count("PREEXIT")
+        if arch == "sm_80":
+            assert waits == (0, 0)
+        else:
+            assert waits[0] == 1 and waits[1] >= 1 and sass.hasty(lines) == [], name
+
+
+HASTY = """
+extern "C" __global__ void hasty(float4* y, const float4* x) {
+  float4 v = x[threadIdx.x];
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  y[threadIdx.x] = v;
+}
+"""
+
+
+def test_what_has_not_waited_is_found() -> None:
+    never = HASTY.replace("griddepcontrol.wait;", "")
+    cubins = [nvrtc.compile(text, "hasty", "sm_90a") for text in (HASTY, never)]
+    found = [sass.hasty(lines) for lines in sass.disassemble(cubins, "sm_90a")]
+    assert [[name.split(".")[0] for name in some] for some in found] == [["LDG"], ["LDG", "STG"]]
+    lines = ["LDC R1, c[0x0][0x28]", "UTMALDG.2D [UR8]", "@P0 ACQBULK", "STG.E [R2.64], R4"]
+    assert sass.hasty(lines) == ["UTMALDG.2D"]
+    assert sass.hasty(lines[2:]) == []
