@@ -216,6 +216,12 @@ class Engine:
         return self._grammars.constraint(grammar)
 
     @property
+    def max_requests(self) -> int | None:
+        """Most requests at once, running or waiting: `QueueFull` for more; None for no limit."""
+        limit = self.config.max_queue
+        return None if limit is None else self.config.max_num_seqs + limit
+
+    @property
     def alive(self) -> bool:
         """Whether requests are served: not closed, and no failure it cannot recover from."""
         return not self._closed and self._failure is None

@@ -86,7 +86,8 @@ class Grammar:
         if "" in texts:
             raise GrammarError(f"choice {list(texts).index('')} is empty")
         options = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-        source = llguidance.LLMatcher.grammar_from_lark(f"start: {options}")
+        # A terminal: of the alternatives of a rule, llguidance follows 2000 at once.
+        source = llguidance.LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {options}")
         return cls._checked("choice", source, "the choice")
 
     @classmethod

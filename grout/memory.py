@@ -172,7 +172,12 @@ def plan_cache(
 
 def gib(count: int) -> str:
     """Bytes for people."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**27 else f"{count / 2**20:.1f} MiB"
+    if count >= 2**27:
+        return f"{count / 2**30:.2f} GiB"
+    for unit, size in (("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
 
 
 __all__ = [

@@ -1,6 +1,7 @@
 """Reading files that people hand over: regular ones only, with errors of one line."""
 
 import json
+import re
 import reprlib
 import stat
 from pathlib import Path
@@ -16,6 +17,8 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _brief = reprlib.Repr()
 _brief.maxstring = _brief.maxother = _brief.maxlong = 60
 _brief.maxlevel = 2
@@ -56,6 +59,8 @@ def read_json(path: Path, error: type[LoadError] = LoadError) -> dict[str, Any]:
         value = json.loads(text)
     except (ValueError, RecursionError) as problem:
         raise error(f"{path}: cannot be read as JSON: {reason(problem)}") from None
+    if _SURROGATE_ESCAPE.search(text) and _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
+        raise error(f"{path}: holds a lone surrogate, half of a character, which is not Unicode")
     if not isinstance(value, dict):
         raise error(f"{path}: must hold a JSON object")
     return value

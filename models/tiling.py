@@ -300,6 +300,13 @@ class HopperTiling(CudaTiling):
     few_tokens = 4
     """Up to here tiles of 64 rows are too empty."""
 
+    thin_rows = 16
+    """Up to so many tokens, and from so many bytes of weights on, a tile has as many rows, and its
+    columns are read at the rate of memory."""
+    thin_bytes = 20e6
+    thin_columns, thin_step = 200, 30 << 10
+    """At most so many columns of a tile; bytes of a step, unless the least depth has more."""
+
     product_costs: tuple[TileCost, ...] = (
         TileCost(64, 32, 128, 0.46, 0.308),
         TileCost(64, 48, 128, 0.72, 0.363),
@@ -338,17 +345,37 @@ class HopperTiling(CudaTiling):
     """Bytes of operands a microsecond."""
 
     def product(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
+        if self._is_thin(tokens, outputs * inputs):
+            return self._thin(outputs, 1)
         if tokens <= self.few_tokens:
             return super().product(tokens, outputs, inputs)
         return quickest(self.product_costs, (1, 2, 4, 8), self.bandwidth, tokens, outputs, inputs)
 
     def gate_up(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
+        if self._is_thin(tokens, 2 * outputs * inputs):
+            return self._thin(outputs, 2)
         if tokens <= self.few_tokens:
             return super().gate_up(tokens, outputs, inputs)
         # Twice the weights, as if memory had half the bandwidth.
         return quickest(
             self.gate_up_costs, (1,), self.gate_up_bandwidth / 2, tokens, outputs, inputs
         )
+
+    def _is_thin(self, tokens: int, weights: int) -> bool:
+        return self.gemv_tokens < tokens <= self.thin_rows and 2 * weights >= self.thin_bytes
+
+    def _thin(self, outputs: int, products: int) -> ProductTiles:
+        """Columns of which whole waves of programs have about all; steps of a few rows are deep,
+        for memory gives long pieces of rows faster.
+
+        Args:
+            products: weights of one tile.
+        """
+        waves = -(-outputs // (MULTIPROCESSORS * self.thin_columns))
+        columns = -(-outputs // (8 * MULTIPROCESSORS * waves)) * 8
+        row = 2 * (self.thin_rows + products * columns)
+        depth = next((d for d in (256, 128) if d * row <= self.thin_step), 64)
+        return ProductTiles(self.thin_rows, columns, depth)
 
     def prefill_attention(
         self, tokens: int, page_size: int, sequences: int, dim: int

@@ -105,6 +105,7 @@ class MadeUpEngine:
     model_id: str = MODEL
     alive: bool = True
     hung: bool = False
+    max_requests: int | None = None
     max_model_len: int = 1 << 20
     vocab_size: int = 256
     eos_token_ids: tuple[int, ...] = ()

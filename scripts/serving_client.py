@@ -301,7 +301,8 @@ async def ask(client: Client, path: str, body: dict[str, Any]) -> Reply:
                 reply.error = f"HTTP {response.status}: {response.problem()}"
     except TimeoutError:
         reply.error = f"no complete answer within {client.timeout:g} s"
-    except (ClientError, OSError, ValueError, LookupError, TypeError) as error:
+    # The last three are what JSON of another form than OpenAI's leads to.
+    except (ClientError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reply.error = f"{type(error).__name__}: {error}"
     reply.end = reply.end or time.perf_counter()
     return reply
@@ -323,8 +324,12 @@ def _take_event(reply: Reply, data: bytes, now: float) -> None:
         reply.done = True
         return
     event = json.loads(data)
-    if "error" in event:
-        reply.error = f"error event: {event['error'].get('message', event['error'])}"
+    if not isinstance(event, dict):
+        raise ClientError(f"an event is no JSON object: {data[:80]!r}")
+    # Servers differ in what they leave out and what they send as null.
+    if (error := event.get("error")) is not None:
+        message = error.get("message", error) if isinstance(error, dict) else error
+        reply.error = f"error event: {message}"
         return
     if usage := event.get("usage"):
         reply.usage_seen = True
@@ -332,7 +337,7 @@ def _take_event(reply: Reply, data: bytes, now: float) -> None:
         reply.completion_tokens = usage["completion_tokens"]
         details = usage.get("prompt_tokens_details") or {}
         reply.cached_tokens = details.get("cached_tokens") or 0
-    for choice in event["choices"]:
+    for choice in event["choices"] or ():
         finish, text, role_only = _read_choice(choice)
         reply.end = now
         reply.text += text
@@ -345,9 +350,10 @@ def _read_choice(choice: dict[str, Any]) -> tuple[str | None, str, bool]:
     """(finish reason, text of whatever kind, whether it only opens a chat's message)."""
     finish = choice.get("finish_reason")
     if "text" in choice:
-        return finish, str(choice["text"]), False
-    delta = choice["delta"]
+        return finish, str(choice["text"] or ""), False
+    delta = choice["delta"] or {}
     text = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or ""
     for call in delta.get("tool_calls") or ():
-        text += call["function"].get("arguments") or call["function"].get("name") or ""
+        function = call.get("function") or {}
+        text += function.get("arguments") or function.get("name") or ""
     return finish, str(text), "role" in delta

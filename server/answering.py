@@ -109,10 +109,11 @@ class RemoteAnswering:
         tokens = 0
         with self._open("/chat/completions", body) as response:
             for chunk in _events(response):
-                if "error" in chunk:
-                    raise ServerError(str(chunk["error"].get("message", chunk["error"])))
-                for choice in chunk["choices"]:
-                    delta = choice["delta"]
+                if (error := chunk.get("error")) is not None:
+                    message = error.get("message", error) if isinstance(error, dict) else error
+                    raise ServerError(str(message))
+                for choice in chunk.get("choices") or ():
+                    delta = choice.get("delta") or {}
                     if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
                         show(Piece("reasoning", reasoning))
                     if delta.get("content"):

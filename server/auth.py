@@ -26,7 +26,7 @@ class RequireKey:
             scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
             # Headers are latin-1 on the wire; each comparison takes the same time for any key,
             # and every key is compared.
-            sent = given.strip().encode("latin-1")
+            sent = given.strip(" \t").encode("latin-1")
             right = sum(hmac.compare_digest(sent, key) for key in self._keys)
             if scheme.lower() != "bearer" or not right:
                 error = ApiError(

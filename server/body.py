@@ -3,24 +3,39 @@
 import asyncio
 import json
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from fastapi import Request
 
 from server.errors import ApiError, invalid, not_unicode
 from server.request_log import note_body
 from server.settings import Settings
-from server.strict_json import StrictJsonError, finite, lone_surrogate, no_constant
+from server.strict_json import (
+    MAX_VALUES,
+    StrictJsonError,
+    finite,
+    has_more_values,
+    lone_surrogate,
+    no_constant,
+)
 
 __all__ = ["parse_json", "read_json"]
 
+T = TypeVar("T")
 
-async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
-    """Return the request's body, a JSON object.
+LONG_BYTES = 64 * 1024
+"""A body from which on the loop's other work would notice."""
+
+
+async def read_json(request: Request, settings: Settings, take: Callable[[dict[str, Any]], T]) -> T:
+    """Return what `take` makes of the request's body, a JSON object.
+
+    Both happen in a thread where the body is long.
 
     Raises ApiError: 415 without a JSON content type (which also keeps a web page from posting
-    here unasked), 413 beyond `max_body_bytes`, 408 for one that does not come to its end, 400 for
-    what `parse_json` refuses.
+    here unasked), 413 beyond `max_body_bytes` or `MAX_VALUES`, 408 for one that does not come to
+    its end, 400 for what `parse_json` refuses, and what `take` raises.
     """
     content_type = request.headers.get("content-type", "")
     media = content_type.partition(";")[0].strip().lower()
@@ -41,7 +56,10 @@ async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
             code="timeout",
             headers={"Connection": "close"},
         ) from None
-    value = parse_json(raw)
+    if len(raw) > LONG_BYTES:
+        value = await asyncio.to_thread(lambda: take(parse_json(raw)))
+    else:
+        value = take(parse_json(raw))
     if settings.log_requests == "text":
         note_body(request, raw.decode())
     return value
@@ -63,6 +81,10 @@ async def _read(request: Request, limit: int) -> bytes:
 
 def parse_json(raw: bytes) -> dict[str, Any]:
     """Return the JSON object in `raw`; raises ApiError 400 saying what is wrong and where."""
+    if has_more_values(raw):
+        raise ApiError(
+            413, f"The body has more than {MAX_VALUES} JSON values.", code="request_too_large"
+        )
     try:
         text = raw.decode("utf-8")
         value = json.loads(

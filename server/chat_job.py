@@ -44,7 +44,8 @@ async def begin_chat(
             shape.param,
             f"'{shape.param}' and a 'tool_choice' that forces a call cannot be asked for together.",
         )
-    prompt = await chat_prompt(engine, list(messages), tools.for_template(), variables, param=param)
+    shown = await asyncio.to_thread(tools.for_template) if tools.shown else None
+    prompt = await chat_prompt(engine, messages, shown, variables, param=param)
     budget = token_budget(prompt, request.token_limit, engine.max_model_len)
     grammar = await _grammar(served, shape, tools, prompt, tool_param)
     params = sampling_params(request, engine, budget, grammar)

@@ -126,7 +126,7 @@ def _add_serve_options(serve: argparse.ArgumentParser) -> None:
 def _add_http_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("HTTP", argument_default=argparse.SUPPRESS)
     group.add_argument(
-        "--api-key", action="append", metavar="KEY",
+        "--api-key", action="append", type=_key, metavar="KEY",
         help="key that requests must send, except to / and /health; may be repeated",
     )  # fmt: skip
     group.add_argument(
@@ -161,7 +161,7 @@ def _add_chat(commands: "argparse._SubParsersAction[_Parser]") -> None:
     )  # fmt: skip
     _add_model(chat)
     chat.add_argument("--url", help="use the server there, for example http://127.0.0.1:8000")
-    chat.add_argument("--api-key", help="key of that server")
+    chat.add_argument("--api-key", type=_key, help="key of that server")
     chat.add_argument("--system", metavar="TEXT", help="system message")
     chat.add_argument("--temperature", type=float, help="0 (greedy) to 2 (the model's own)")
     chat.add_argument("--max-tokens", type=int, help="most tokens of an answer (no limit)")
@@ -267,6 +267,15 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
+
+
+def _key(text: str) -> str:
+    """A key as a header can hold it, which has no space around its value."""
+    key = text.strip()
+    if not key.isprintable():
+        # Not shown: it is a secret.
+        raise argparse.ArgumentTypeError("the key holds a control character or a line break")
+    return key
 
 
 def _bytes(text: str) -> int:

@@ -85,8 +85,6 @@ def _body(structure: Structure) -> str:
     value = structure.value
     if structure.kind == "json":
         return f"%json {_schema(value)}"
-    if structure.kind == "choice":
-        return " | ".join(json.dumps(text, ensure_ascii=False) for text in value)
     if structure.kind == "regex":
         return _regex(value)
     # Not the text that was given: this keeps llguidance from going on in it for ever.

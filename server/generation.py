@@ -9,7 +9,7 @@ from starlette.types import Receive
 
 from grout.request import Delta, FinishReason, SamplingParams
 from grout.streams import merged
-from server.errors import ApiError, from_engine
+from server.errors import ApiError, from_engine, invalid
 from server.exceptions import ServerError
 from server.metrics import Metrics
 from server.prompts import Prompt
@@ -122,6 +122,14 @@ class Generations:
         metrics: Metrics | None = None,
     ) -> "Generations":
         """Submit every prompt; raises ApiError where the engine refuses any."""
+        most = engine.max_requests
+        if most is not None and len(wanted) > most:
+            several = len({id(prompt) for prompt, _ in wanted}) < len(wanted)
+            raise invalid(
+                "n" if several else wanted[0][0].param,
+                f"The request asks for {len(wanted)} answers, and this server takes {most} at "
+                "once, running and waiting together (max_num_seqs and max_queue); ask for fewer.",
+            )
         return cls([Generation(engine, prompt, params, metrics) for prompt, params in wanted])
 
     async def start(self) -> None:

@@ -1,11 +1,13 @@
 """The HTTP server: uvicorn, with an end that leaves no request without an answer."""
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
@@ -82,6 +84,15 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # Not uvicorn's own, which raises each of them again at the end: that has been reached then.
+        # They stay with `handle_exit`, so that none that comes later interrupts what follows.
+        if threading.current_thread() is threading.main_thread():
+            for one in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(one, self.handle_exit)
+        yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         now, again = time.monotonic(), self.should_exit

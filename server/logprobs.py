@@ -173,11 +173,14 @@ def _append(
     out["text_offset"].append(offset)
     out["tokens"].append(token_text(tokenizer, token))
     out["token_logprobs"].append(None if entry is None else _finite(entry.logprob))
-    out["top_logprobs"].append(
-        None
-        if entry is None
-        else {token_text(tokenizer, other): _finite(value) for other, value in entry.top[:top]}
-    )
+    out["top_logprobs"].append(None if entry is None else _with_top(tokenizer, entry, top))
+
+
+def _with_top(tokenizer: ServingTokenizer, entry: TokenLogprob, top: int) -> dict[str, float]:
+    """The likeliest tokens, and the one that stands there where it is none of them."""
+    shown = {token_text(tokenizer, token): _finite(value) for token, value in entry.top[:top]}
+    shown.setdefault(token_text(tokenizer, entry.token_id), _finite(entry.logprob))
+    return shown
 
 
 def _finite(logprob: float) -> float:

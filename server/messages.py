@@ -47,7 +47,7 @@ def _flatten(message: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, 
         elif key == "name" or (key == "tool_call_id" and role == "tool"):
             if value is not None:
                 flat[key] = _text(value, where)
-        elif value is not None or key not in ("tool_calls", "tool_call_id"):
+        elif value is not None:
             shown = join_path(where)[:100]
             raise invalid(shown, f"Unknown parameter: '{shown}'.", "unknown_parameter")
     if role == "tool" and "tool_call_id" not in flat:
@@ -98,10 +98,8 @@ def _arguments(value: Any, where: tuple[str | int, ...]) -> dict[str, Any]:
         try:
             value = parse_strict(source)
         except (ValueError, RecursionError) as error:
-            why = f": {error}" if isinstance(error, StrictJsonError) else ""
-            raise invalid(
-                join_path(where), f"Invalid '{join_path(where)}': it is not JSON{why}."
-            ) from None
+            why = str(error) if isinstance(error, StrictJsonError) else "it is not JSON"
+            raise invalid(join_path(where), f"Invalid '{join_path(where)}': {why}.") from None
         if lone_surrogate(value, source) is not None:
             raise not_unicode(where)
     if not isinstance(value, dict):

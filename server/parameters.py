@@ -124,7 +124,7 @@ def implemented(
                     f"The parameter '{name}' with this value is not supported.{hint}",
                     "unsupported_parameter",
                 )
-        elif name not in HARMLESS:
+        elif value is not None and name not in HARMLESS:
             shown = name if len(name) <= 80 else name[:77] + "..."
             raise invalid(shown, f"Unknown parameter: '{shown}'.", "unknown_parameter")
     return kept

@@ -1,7 +1,7 @@
 """Requests to prompts: token ids that fit the model's context, with room for the answer."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ class Prompt:
 
 async def chat_prompt(
     engine: ServingEngine,
-    messages: list[dict[str, Any]],
+    messages: Sequence[dict[str, Any]],
     tools: list[dict[str, Any]] | None = None,
     variables: dict[str, Any] | None = None,
     *,
@@ -75,11 +75,11 @@ async def chat_prompt(
             "unsupported_parameter",
         )
 
-    if tools and not template.mentions("tools"):
-        messages = shown_in_messages(messages, tools)
-
     def build() -> Prompt:
-        text = _render(template, messages, tools, add_generation_prompt, extra, param)
+        shown = list(messages)
+        if not template.mentions("tools"):
+            shown = shown_in_messages(shown, tools or ())
+        text = _render(template, shown, tools, add_generation_prompt, extra, param)
         return Prompt(_encode(engine, text, param), param, _thinking(text, thinks), text)
 
     thinks = extra.get("enable_thinking") is not False and (
@@ -110,17 +110,20 @@ async def completion_prompts(engine: ServingEngine, prompt: Any) -> list[Prompt]
     items: list[Any] = prompt if several else [prompt]
     if len(items) > MAX_PROMPTS:
         raise invalid("prompt", f"'prompt' has {len(items)} prompts; send at most {MAX_PROMPTS}.")
+    # In threads: each may be a million characters.
     return [
-        await _completion_prompt(engine, item, f"prompt[{i}]" if several else "prompt")
+        await asyncio.to_thread(
+            _completion_prompt, engine, item, f"prompt[{i}]" if several else "prompt"
+        )
         for i, item in enumerate(items)
     ]
 
 
-async def _completion_prompt(engine: ServingEngine, prompt: Any, where: str) -> Prompt:
+def _completion_prompt(engine: ServingEngine, prompt: Any, where: str) -> Prompt:
     tokenizer, begun = engine.tokenizer, b""
     if isinstance(prompt, str):
         text = prompt
-        token_ids = await asyncio.to_thread(_encode, engine, prompt, where, begin=True)
+        token_ids = _encode(engine, prompt, where, begin=True)
     elif isinstance(prompt, list):
         _check_token_ids(prompt, engine.vocab_size, where)
         token_ids = prompt

@@ -62,6 +62,11 @@ class ServingEngine(Protocol):
     def config(self) -> ServingConfig: ...
 
     @property
+    def max_requests(self) -> int | None:
+        """Most requests it takes at once, running or waiting; None for no limit."""
+        ...
+
+    @property
     def model_id(self) -> str: ...
 
     @property

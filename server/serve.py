@@ -44,6 +44,10 @@ def serve(options: argparse.Namespace) -> int:
                 ssl_certfile=options.ssl_certfile,
                 ssl_keyfile=options.ssl_keyfile,
             ).run(sockets=[listener])
+            # The process is about to end by itself, and Python's own end would not catch them.
+            for one in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(one, signal.SIG_IGN)
+            say("stopped", sys.stdout)
         except KeyboardInterrupt:
             say("stopped", sys.stdout)
         finally:
@@ -154,7 +158,7 @@ def _configure_logging() -> None:
 
 @contextlib.contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """Make SIGTERM act as Ctrl-C, once: uvicorn raises it again, before the engine closes."""
+    """Make SIGTERM act as Ctrl-C, once, until the server takes both."""
 
     def interrupt(_: int, __: FrameType | None) -> NoReturn:
         # Who sends it again must not interrupt the end; a second Ctrl-C may.

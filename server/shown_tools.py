@@ -14,9 +14,12 @@ def shown_in_messages(
 ) -> list[dict[str, Any]]:
     """Messages that say what a template with tools would: the tools, calls and their results.
 
-    messages: flat ones. The tools stand at the end of the system message, which comes first.
+    messages: flat ones. The tools, if any, stand at the end of the system message, which comes
+    first.
     """
     shown = [_told(message) for message in messages]
+    if not tools:
+        return shown
     system = {"role": "system", "content": ""}
     if shown and shown[0]["role"] == "system":
         system = shown.pop(0)

@@ -69,7 +69,8 @@ def _from_format(value: dict[str, Any] | None, param: str) -> list[Found]:
     if not isinstance(holder, dict):
         raise invalid(where, f"'{where}' must be an object.", "invalid_type")
     for name in holder:
-        if name not in ("type", "name", "description", "strict", "schema"):
+        known = name in ("type", "name", "description", "strict", "schema")
+        if not known and holder[name] is not None:
             shown = f"{where}.{name[:60]}"
             raise invalid(shown, f"Unknown parameter: '{shown}'.", "unknown_parameter")
     schema = holder.get("schema")

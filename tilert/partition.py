@@ -184,15 +184,15 @@ class Partition:
     def _wrong_tile(self) -> LaunchError:
         array, tile = self.array, self.tile
         if len(tile) != array.ndim:
+            sizes = "one size" if len(tile) == 1 else f"{len(tile)} sizes"
             return LaunchError(
-                f"O2 disjoint pieces: tile {list(tile)} has {len(tile)} sizes, an array of shape"
-                f" {list(array.shape)} needs {array.ndim}"
+                f"partition takes one size for each axis: got {sizes}, {list(tile)}, for an array"
+                f" of shape {list(array.shape)}"
             )
         if any(size < 1 for size in tile):
-            return LaunchError(f"O2 disjoint pieces: tile {list(tile)} has a size below 1")
+            return LaunchError(f"the sizes of a piece are at least 1, got {list(tile)}")
         return LaunchError(
-            f"O2 disjoint pieces: tile {list(tile)} is too large: a piece has at most {MAX_TILE}"
-            " elements"
+            f"a piece of {list(tile)} is too large: it has at most {MAX_TILE} elements"
         )
 
     def _check_index(self, index_map: IndexMap) -> None:
@@ -214,6 +214,4 @@ def _ints(tile: tuple[Any, ...]) -> tuple[int, ...]:
     try:
         return tuple([operator.index(size) for size in tile])
     except TypeError:
-        raise LaunchError(
-            f"O2 disjoint pieces: the sizes of a tile are ints, got {tile!r}"
-        ) from None
+        raise LaunchError(f"the sizes of a tile are ints, got {tile!r}") from None

@@ -37,6 +37,14 @@ class Work(ABC):
     device: "Device | None"
     _stream: Stream | None
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        from tilert.array import Array
+
+        hint = f"; call .sync() first: what it gives has .{name}" if hasattr(Array, name) else ""
+        raise AttributeError(f"{self!r} has no attribute '{name}'{hint}")
+
     @abstractmethod
     def run(self) -> Any:
         """Enqueue the work, or record it during a capture, and do not wait; gives its result.

@@ -34,9 +34,9 @@ def routes(served: Served) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:
-        body = parse_request(ChatRequest, await read_json(request, settings))
+        body, messages = await read_json(request, settings, _request)
         name = served.check_name(body.model)
-        choices = await begin_chat(served, body, flatten_messages(body.messages))
+        choices = await begin_chat(served, body, messages)
         note(request, choices.generations, stream=bool(body.stream))
         wire = _Wire(served.engine.tokenizer, name, body.top_logprobs_wanted)
         if body.stream:
@@ -45,6 +45,11 @@ def routes(served: Served) -> APIRouter:
         return await unless_disconnected(request.receive, wire.answer(choices))
 
     return router
+
+
+def _request(raw: dict[str, Any]) -> tuple[ChatRequest, list[dict[str, Any]]]:
+    body = parse_request(ChatRequest, raw)
+    return body, flatten_messages(body.messages)
 
 
 class _Wire:

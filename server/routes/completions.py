@@ -5,6 +5,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -40,7 +41,7 @@ def routes(served: Served) -> APIRouter:
 
     @router.post("/v1/completions")
     async def create_completion(request: Request) -> Response:
-        body = parse_request(CompletionRequest, await read_json(request, settings))
+        body = await read_json(request, settings, partial(parse_request, CompletionRequest))
         name = served.check_name(body.model)
         wanted = await _wanted(served, body)
         generations = Generations.begin(served.engine, wanted, served.metrics)

@@ -37,11 +37,8 @@ def routes(served: Served) -> APIRouter:
 
     @router.post("/v1/responses")
     async def create_response(request: Request) -> Response:
-        raw = await read_json(request, settings)
-        body = validated(ResponsesRequest, raw, neutral=RESPONSES_NEUTRAL)
+        body, chat, messages = await read_json(request, settings, _request)
         name = served.check_name(body.model)
-        chat = _chat_request(body)
-        messages = _renamed(body)
         choices = await begin_chat(served, chat, messages, "input", "text.format", "tools[{}]")
         note(request, choices.generations, stream=bool(body.stream))
         wire = _Wire(served, name, body, chat)
@@ -56,6 +53,13 @@ def routes(served: Served) -> APIRouter:
         raise ApiError(404, "Responses are not stored here.", code="not_found", param="response_id")
 
     return router
+
+
+def _request(
+    raw: dict[str, Any],
+) -> tuple[ResponsesRequest, ChatRequest, list[dict[str, Any]]]:
+    body = validated(ResponsesRequest, raw, neutral=RESPONSES_NEUTRAL)
+    return body, _chat_request(body), _renamed(body)
 
 
 def _renamed(body: ResponsesRequest) -> list[dict[str, Any]]:

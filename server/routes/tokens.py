@@ -1,6 +1,7 @@
 """POST /tokenize and /detokenize, as vLLM has them."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -23,10 +24,10 @@ def routes(served: Served) -> APIRouter:
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> dict[str, Any]:
-        body = validated(TokenizeRequest, await read_json(request, served.settings), neutral={})
+        body, messages = await read_json(request, served.settings, _request)
         served.check_name(body.model)
         tokenizer = served.engine.tokenizer
-        ids = await _ids(served, body)
+        ids = await _ids(served, body, messages)
         out: dict[str, Any] = {
             "count": len(ids),
             "max_model_len": served.engine.max_model_len,
@@ -38,7 +39,9 @@ def routes(served: Served) -> APIRouter:
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> dict[str, str]:
-        body = validated(DetokenizeRequest, await read_json(request, served.settings), neutral={})
+        body = await read_json(
+            request, served.settings, partial(validated, DetokenizeRequest, neutral={})
+        )
         served.check_name(body.model)
         tokenizer = served.engine.tokenizer
         for i, token in enumerate(body.tokens):
@@ -53,10 +56,17 @@ def routes(served: Served) -> APIRouter:
     return router
 
 
-async def _ids(served: Served, body: TokenizeRequest) -> list[int]:
+def _request(raw: dict[str, Any]) -> tuple[TokenizeRequest, list[dict[str, Any]] | None]:
+    body = validated(TokenizeRequest, raw, neutral={})
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "Send either 'prompt' or 'messages'.")
-    if body.messages is None:
+    return body, None if body.messages is None else flatten_messages(body.messages)
+
+
+async def _ids(
+    served: Served, body: TokenizeRequest, messages: list[dict[str, Any]] | None
+) -> list[int]:
+    if messages is None:
         if body.tools or body.chat_template_kwargs or body.add_generation_prompt is not None:
             raise invalid("messages", "Only 'messages' are rendered by a chat template.")
         return await asyncio.to_thread(
@@ -68,7 +78,7 @@ async def _ids(served: Served, body: TokenizeRequest) -> list[int]:
         raise invalid("add_special_tokens", "A chat template writes its special tokens itself.")
     prompt = await chat_prompt(
         served.engine,
-        flatten_messages(body.messages),
+        messages,
         tool_use(body.tools, None, None).for_template(),
         body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt is not False,

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from server.errors import ApiError, invalid
@@ -39,6 +39,14 @@ class Strict(BaseModel):
     model_config = ConfigDict(
         strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        """What is unknown and null asks for nothing."""
+        if not isinstance(value, dict) or value.keys() <= cls.model_fields.keys():
+            return value
+        return {k: v for k, v in value.items() if v is not None or k in cls.model_fields}
 
 
 ModelT = TypeVar("ModelT", bound=Strict)

@@ -27,4 +27,4 @@ class DetokenizeRequest(Strict):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=1_000_000, fail_fast=True)]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]

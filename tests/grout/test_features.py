@@ -164,7 +164,9 @@ def test_a_request_that_takes_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_full_queue_refuses() -> None:
+    assert make_engine().max_requests is None
     engine = make_engine(max_num_seqs=2, max_queue=1)
+    assert engine.max_requests == 3
     streams = [BlockingStream() for _ in range(3)]
     for stream in streams:
         engine.add([1], GREEDY, stream)

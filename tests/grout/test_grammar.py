@@ -56,6 +56,11 @@ SCHEMA = {
         (Grammar.json_object(), ["{}", '{"a": {"b": [1, 2.5e3, true]}}'], ["1", "[]", "{"]),
         (Grammar.regex(r"\d{3}-[a-c]+/x"), ["123-abc/x"], ["12-a/x", "123-d/x", "123-a/xy"]),
         (
+            Grammar.choice([f"choice {i}" for i in range(5000)]),
+            ["choice 4999", "choice 0", "choice 49"],
+            ["choice 5x", "choice", "choice x"],
+        ),
+        (
             Grammar.choice(["yes", "yes, please", 'a "b"\n\\', "é😀"]),
             ["yes", "yes, please", 'a "b"\n\\', "é😀"],
             ["ye", "no", "yes,"],

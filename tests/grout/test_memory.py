@@ -10,6 +10,7 @@ from grout.memory import (
     cache_budget,
     check_weights,
     context_limit,
+    gib,
     plan_cache,
     step_bytes,
 )
@@ -53,7 +54,7 @@ def test_an_explicit_context_that_does_not_fit_is_refused_with_what_would() -> N
 
 @pytest.mark.parametrize("budget", [0, -5])
 def test_no_memory_at_all_is_refused(budget: int) -> None:
-    with pytest.raises(OutOfMemory, match=r"0\.0 MiB are left \(the rest is in use\); use a smal"):
+    with pytest.raises(OutOfMemory, match=r"0 bytes are left \(the rest is in use\); use a smal"):
         plan(EngineConfig(), 160, budget)
 
 
@@ -71,6 +72,22 @@ def test_all_of_an_explicit_cache_is_used() -> None:
     config = EngineConfig(max_num_seqs=1, kv_cache_memory=40 * 1024)
     assert plan(config, 160, 40) == CachePlan(40, 160)
     assert plan(config, 160, 40, kind="cpu") == CachePlan(40, 160)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 bytes"),
+        (1, "1 bytes"),
+        (1023, "1023 bytes"),
+        (1024, "1.0 KiB"),
+        (2**20 - 1, "1024.0 KiB"),
+        (2**20, "1.0 MiB"),
+        (2**27, "0.12 GiB"),
+    ],
+)
+def test_sizes_are_never_rounded_to_nothing(count: int, text: str) -> None:
+    assert gib(count) == text
 
 
 def test_budgets() -> None:

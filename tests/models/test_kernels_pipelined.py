@@ -6,6 +6,7 @@ import pytest
 
 import tilert
 from models import kernels
+from models.tiling import HopperTiling, ProductTiles
 from tests.models.kernel_support import close, draw, poisoned
 from tests.tilert.emulator import EmulatedDevice, compiler
 from tilert import bf16, f32
@@ -62,6 +63,79 @@ def test_gate_up_silu(gpu: EmulatedDevice) -> None:
     check_pipelined(gpu)
     gate = x64 @ w64[0].T
     close(y, gate / (1 + np.exp(-gate)) * (x64 @ w64[1].T))
+
+
+# Tiles of few rows, as a step of several sequences has them.
+
+
+@needs_compiler
+def test_linear_residual_of_few_rows(gpu: EmulatedDevice) -> None:
+    rng = np.random.default_rng(3)
+    x, x64 = draw(rng, (13, 328), bf16, gpu)
+    w, w64 = draw(rng, (100, 328), bf16, gpu)
+    y, y64 = draw(rng, (13, 100), bf16, gpu)
+    y = kernels.linear_residual(y.partition(16, 48), x, w, bk=128).sync()
+    check_pipelined(gpu)
+    close(y, y64 + x64 @ w64.T)
+
+
+@needs_compiler
+def test_gate_up_silu_of_few_rows(gpu: EmulatedDevice) -> None:
+    rng = np.random.default_rng(4)
+    x, x64 = draw(rng, (5, 200), bf16, gpu)
+    w, w64 = draw(rng, (2, 104, 200), bf16, gpu, 0.1)
+    y = poisoned((5, 104), bf16, gpu)
+    y = kernels.gate_up_silu(y.partition(16, 80), x, w, bk=64).sync()
+    check_pipelined(gpu)
+    gate = x64 @ w64[0].T
+    close(y, gate / (1 + np.exp(-gate)) * (x64 @ w64[1].T))
+
+
+# Outputs and inputs of Qwen3-4B and 32B, and tiles that were quickest at 16 tokens, or nearly so.
+THIN = [
+    (6144, 2560, (48, 128)),
+    (2560, 4096, (24, 256)),
+    (2560, 9728, (24, 256)),
+    (151936, 2560, (192, 64)),
+    (10240, 5120, (80, 128)),
+    (5120, 8192, (40, 256)),
+    (5120, 25600, (40, 256)),
+]
+THIN_GATE_UP = [(9728, 2560, (80, 64)), (25600, 5120, (200, 64))]
+
+
+@pytest.mark.parametrize(("outputs", "inputs", "tile"), THIN)
+def test_tiles_of_few_tokens(outputs: int, inputs: int, tile: tuple[int, int]) -> None:
+    tiling = HopperTiling()
+    for tokens in (3, 5, 16):
+        assert tiling.product(tokens, outputs, inputs) == ProductTiles(16, *tile)
+    assert tiling.product(17, outputs, inputs).rows == 64
+    assert tiling.product(2, outputs, inputs).rows <= 2
+    device = TargetDevice("sm_90a")
+    y = tilert.empty((16, outputs), bf16, device)
+    x, w = (tilert.empty((rows, inputs), bf16, device) for rows in (16, outputs))
+    kernels.linear_residual(y.partition(16, tile[0]), x, w, bk=tile[1])
+    check_thin(device)
+
+
+@pytest.mark.parametrize(("outputs", "inputs", "tile"), THIN_GATE_UP)
+def test_gate_up_tiles_of_few_tokens(outputs: int, inputs: int, tile: tuple[int, int]) -> None:
+    tiling = HopperTiling()
+    for tokens in (3, 5, 16):
+        assert tiling.gate_up(tokens, outputs, inputs) == ProductTiles(16, *tile)
+    assert tiling.gate_up(17, outputs, inputs).rows == 64
+    device = TargetDevice("sm_90a")
+    y = tilert.empty((16, outputs), bf16, device)
+    x, w = (tilert.empty(shape, bf16, device) for shape in ((16, inputs), (2, outputs, inputs)))
+    kernels.gate_up_silu(y.partition(16, tile[0]), x, w, bk=tile[1])
+    check_thin(device)
+
+
+def check_thin(device: TargetDevice) -> None:
+    (kernel,) = device.kernels
+    assert "copy_box_once(at" in kernel.text
+    assert kernel.resources.spill_stores == 0
+    assert kernel.shared_bytes <= 227 * 1024
 
 
 # Qwen3-4B: hidden 2560, 32 heads of 128, feed-forward 9728.

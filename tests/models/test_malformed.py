@@ -221,6 +221,28 @@ def test_unreadable_json(make_folder: MakeFolder, name: str, content: bytes) -> 
 
 
 @pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("tokenizer_config.json", {"eos_token": "\ud800"}),
+        ("tokenizer_config.json", {"chat_template": "a\udfffb"}),
+        ("tokenizer_config.json", {"unknown": [{"\ud800": 1}]}),
+        ("config.json", {"model_type": "qwen3\ud800"}),
+    ],
+)
+def test_lone_surrogates(make_folder: MakeFolder, name: str, changes: dict[str, Any]) -> None:
+    folder = make_folder(qwen3_config())
+    rewrite(folder / name, **changes)
+    assert "lone surrogate" in refusal(lambda: open_checkpoint(folder).tokenizer(), name)
+
+
+def test_whole_surrogate_pairs_are_text(make_folder: MakeFolder) -> None:
+    folder = make_folder(qwen3_config())
+    rewrite(folder / "tokenizer_config.json", unknown="🙂")
+    assert "\\ud83d" in (folder / "tokenizer_config.json").read_text()
+    open_checkpoint(folder).tokenizer()
+
+
+@pytest.mark.parametrize(
     "changes",
     [{"add_bos_token": "x"}, {"bos_token": 5}, {"eos_token": {"content": 5}}, {"eos_token": [1]}],
 )

@@ -102,6 +102,13 @@ def test_connections_are_used_again() -> None:
         (http(b'{"error":{"message":"too busy"}}', "429 Busy"), "HTTP 429: too busy"),
         (http(b"oops", "500 Error"), "HTTP 500: oops"),
         (http(sse(['{"error":{"message":"broke"}}', "[DONE]"])), "error event: broke"),
+        (http(sse(['{"error":"overloaded"}', "[DONE]"])), "error event: overloaded"),
+        (http(sse(["[1]"])), "no JSON object: b'[1]'"),
+        (http(sse(['"x"'])), "no JSON object"),
+        (http(sse(['{"choices":[3]}'])), "AttributeError"),
+        (http(sse(['{"choices":[{"delta":"x"}]}'])), "AttributeError"),
+        (http(sse(['{"choices":[{"delta":{"tool_calls":["x"]}}]}'])), "AttributeError"),
+        (http(sse(['{"usage":[1],"choices":[]}'])), "TypeError"),
         (http(sse(GOOD[:-1])), "the stream ended without [DONE]"),
         (http(sse([*GOOD[:2], "[DONE]"])), "no usage"),
         (http(sse([token("a"), USAGE, "[DONE]"])), "no finish_reason"),
@@ -114,6 +121,18 @@ def test_connections_are_used_again() -> None:
 def test_what_goes_wrong_is_named(answer: bytes, problem: str) -> None:
     (reply,) = reply_to(answer)
     assert problem in (reply.problem(2) or "")
+
+
+def test_what_is_null_is_not_there() -> None:
+    events = [
+        '{"error":null,"choices":null,"usage":null}',
+        '{"error":null,"choices":[{"delta":null,"finish_reason":null}]}',
+        '{"choices":[{"delta":{"content":null,"tool_calls":[{"function":null}]}}]}',
+        '{"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}',
+        '{"choices":[{"text":null,"finish_reason":null}]}',
+    ]
+    (reply,) = reply_to(http(sse([*events, USAGE.replace("2,", "4,"), "[DONE]"])))
+    assert (reply.error, reply.text, reply.finish_reason) == (None, "a", "stop")
 
 
 def test_a_short_answer_is_a_failure() -> None:

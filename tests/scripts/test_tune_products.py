@@ -59,8 +59,9 @@ def test_costs_of_the_engine_are_those_of_the_measured_times(
 
 
 def test_rows_past_the_last_token_are_not_chosen() -> None:
-    for tokens in (5, 64):
+    for tokens in (17, 64):
         assert HopperTiling().product(tokens, 2560, 4096).rows == 64
+    assert HopperTiling().product(5, 1024, 2048).rows == 64
     large = HopperTiling().product(8192, 6144, 2560)
     assert (large.rows, large.columns, large.shares) == (128, 256, 1)
     assert quickest(COSTS, (1,), BANDWIDTH, 8192, 8192, 8192).columns == 128

@@ -94,6 +94,7 @@ class FakeEngine:
     config: FakeConfig = field(default_factory=FakeConfig)
     model_id: str = MODEL
     max_model_len: int = 512
+    max_requests: int | None = None
     vocab_size: int = FakeTokenizer.vocab_size
     eos_token_ids: tuple[int, ...] = ()
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from grout.detokenizer import Detokenizer
 from grout.request import Delta, TokenLogprob
-from server.logprobs import LogprobStream, token_text
+from server.logprobs import LogprobStream, Placed, legacy_logprobs, token_text
 from tests.server.fakes import MODEL, FakeEngine, FakeTokenizer, wait_for
 
 ASK: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -262,6 +262,22 @@ def test_chat_logprobs(client: openai.OpenAI, engine: FakeEngine) -> None:
         chunks = [chunk.choices[0] for chunk in stream]
     streamed = [e for c in chunks if c.logprobs for e in c.logprobs.content or ()]
     assert streamed == entries
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2])
+def test_the_token_itself_is_among_the_top_ones(client: openai.OpenAI, wanted: int) -> None:
+    """Also where it is not among the likeliest, which is up to one more then."""
+    entry = TokenLogprob(65, -3.0, ((66, -0.5), (67, -1.5)))
+    assert legacy_logprobs(FakeTokenizer(), [Placed(0, 1, entry)], wanted, 0)["top_logprobs"] == [
+        dict([("B", -0.5), ("C", -1.5)][:wanted]) | {"A": -3.0}
+    ]
+    found = client.completions.create(model=MODEL, prompt="x", logprobs=wanted).choices[0].logprobs
+    assert found is not None and found.tokens is not None
+    tops = found.top_logprobs or []
+    assert len(tops) == len(found.tokens)
+    assert all(top[token] == -0.5 for token, top in zip(found.tokens, tops, strict=True))
+    # The fake's is its likeliest.
+    assert {len(top) for top in tops} == {max(1, wanted)}
 
 
 def test_completion_logprobs(client: openai.OpenAI, engine: FakeEngine) -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from grout.errors import QueueFull, RequestTimeout
-from server.cli import _serve_parser, main
+from server.cli import _key, _serve_parser, main
 from server.configuration import doubts, resolve
 from server.exceptions import CommandError
 from server.serve import _check_tls, _LogHandler
@@ -59,6 +59,38 @@ def test_a_full_queue_is_429(
     error = response.json()["error"]
     assert (response.status_code, error["type"]) == (429, "rate_limit_error")
     assert int(response.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {**ASK, "n": 4}, "n"),
+        ("/v1/completions", {"prompt": "x", "n": 4}, "n"),
+        ("/v1/completions", {"prompt": ["x"] * 4}, "prompt"),
+        ("/v1/completions", {"prompt": ["x"] * 2, "n": 2}, "n"),
+    ],
+)
+def test_more_answers_than_are_ever_taken(
+    http: httpx.Client, engine: FakeEngine, path: str, body: dict[str, Any], param: str
+) -> None:
+    """Not 429: trying again would not help."""
+    engine.max_requests = 3
+    response = http.post(path, json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert "takes 3 at once" in error["message"] and "retry-after" not in response.headers
+    assert engine.requests == []
+    engine.max_requests = 4
+    assert http.post(path, json=body).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["k", "two words", "à"])
+def test_keys_are_taken_without_the_space_around_them(key: str) -> None:
+    assert _key(f" {key}\t") == key
+    with live(Settings(api_keys=(key,))) as server, client_of(server) as http:
+        for sent, status in ((key, 200), (f"{key}x", 401), ("x", 401)):
+            headers = {b"Authorization": b"Bearer  " + sent.encode()}
+            assert http.post(CHAT, json=ASK, headers=headers).status_code == status
 
 
 def test_the_engines_timeout_is_504(http: httpx.Client, engine: FakeEngine) -> None:

@@ -8,7 +8,10 @@ import pytest
 
 from grout.errors import EngineClosed, InvalidPrompt, InvalidSamplingParams
 from models.errors import ChatTemplateError
+from server.body import parse_json
+from server.errors import ApiError
 from server.settings import Settings
+from server.strict_json import MAX_VALUES
 from tests.server.fakes import FakeEngine, live
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -206,6 +209,31 @@ def test_unsupported_parameters(http: httpx.Client, path: str, name: str, value:
     assert f"'{name}'" in message
 
 
+def test_null_is_as_absent_everywhere(http: httpx.Client) -> None:
+    nothing = {"foo": None, "temprature": None}
+    function = {"name": "f", "parameters": {"type": "object"}, **nothing}
+    body = {
+        "messages": [{"role": "user", "content": "Hi", **nothing}],
+        "stream": True,
+        "stream_options": {"include_usage": True, **nothing},
+        "tools": [{"type": "function", "function": function, **nothing}],
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {}, **nothing}},
+        "structured_outputs": nothing,
+        **nothing,
+    }
+    assert http.post(CHAT, json=body).status_code == 200
+    responses = {
+        "input": "x",
+        "tools": [{"type": "function", "name": "f", **nothing}],
+        "reasoning": nothing,
+        **nothing,
+    }
+    assert http.post("/v1/responses", json=responses).status_code == 200
+    for path, prompt in (("/tokenize", {"prompt": "x"}), (COMPLETIONS, {"prompt": "x"})):
+        assert http.post(path, json=prompt | nothing).status_code == 200
+        refused(http, path, prompt | {"foo": 0}, "unknown_parameter", "foo")
+
+
 def test_unknown_parameters(http: httpx.Client) -> None:
     body = {"messages": MESSAGES, "temprature": 1}
     assert "'temprature'" in refused(http, CHAT, body, "unknown_parameter", "temprature")
@@ -350,6 +378,43 @@ def test_explicit_max_tokens_must_fit(http: httpx.Client, engine: FakeEngine) ->
     assert engine.requests[-1][1].max_tokens == 12
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"[" + b"1," * MAX_VALUES + b"1]",
+        b"[" + b"{}," * MAX_VALUES + b"1]",
+        b"[" + b'"x",' * MAX_VALUES + b"1]",
+        b"[" + b'"",' * (5 * MAX_VALUES) + b"1]",
+        b"[" * (MAX_VALUES + 1),
+        b"{" + b'"a":1,' * MAX_VALUES + b'"b":1}',
+    ],
+)
+def test_more_values_than_there_may_be(http: httpx.Client, value: bytes) -> None:
+    refused(http, COMPLETIONS, b'{"prompt": ' + value + b"}", "request_too_large", None, 413)
+    other = b'{"messages": [], "metadata": ' + value + b"}"
+    refused(http, CHAT, other, "request_too_large", None, 413)
+
+
+@pytest.mark.parametrize("text", [b"a, [{", rb"\",", rb"\\,", rb"\\\",[", rb"\n,"])
+def test_what_is_in_strings_is_no_value(text: bytes) -> None:
+    many = text * MAX_VALUES
+    assert parse_json(b'{"a": "' + many + b'", "b": [1]}')["b"] == [1]
+    ids = b"[" + b"1," * (MAX_VALUES - 4) + b"1]"
+    assert len(parse_json(b'{"a": "' + many + b'", "b": ' + ids + b"}")["b"]) == MAX_VALUES - 3
+    with pytest.raises(ApiError, match="JSON values"):
+        parse_json(b'{"a": "' + many + b'", "b": [1, ' + ids + b"]}")
+
+
+def test_a_long_body_is_taken_as_a_short_one(http: httpx.Client, engine: FakeEngine) -> None:
+    """In a thread; errors leave from there as from here."""
+    long = "x" * 100_000
+    body = {"messages": MESSAGES, "metadata": {"a": long}}
+    assert http.post(CHAT, json=body).status_code == 200
+    refused(http, CHAT, {**body, "temperature": 3}, "invalid_value", "temperature")
+    refused(http, CHAT, {**body, "messages": []}, "invalid_value", "messages")
+    refused(http, CHAT, json.dumps(body).encode()[:-1], "invalid_json", None)
+
+
 @pytest.mark.parametrize("stream", [b"false", b"true"])
 @pytest.mark.parametrize("escape", [rb"\ud800", rb"\uDFFF", rb"ok \uD83D\uD83D\ude42"])
 def test_lone_surrogates(
@@ -385,6 +450,7 @@ def test_lone_surrogate_in_a_name(http: httpx.Client) -> None:
         ('{"a": 1e999}', "invalid_value"),
         ('{"a": 1', "invalid_value"),
         ("[" * 100_000, "invalid_value"),
+        ('{"a": [' + "{}," * MAX_VALUES + "1]}", "invalid_value"),
     ],
 )
 def test_arguments_of_earlier_calls(http: httpx.Client, arguments: str, code: str) -> None:

@@ -188,6 +188,16 @@ def test_requests_that_come_while_stopping() -> None:
         server.ended()
 
 
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_signals_again_and_again_while_nothing_runs(stop: signal.Signals) -> None:
+    """Until the process is gone, as an impatient person or several launchers send them."""
+    with served() as server:
+        while server.process.poll() is None:
+            server.process.send_signal(stop)
+            time.sleep(0.001)
+        assert server.ended() == []
+
+
 def test_a_second_sigterm_ends_the_wait() -> None:
     with served("--shutdown-timeout", "600") as server:
         response = server.send(CHAT, stream=True).getresponse()

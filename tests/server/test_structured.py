@@ -226,6 +226,11 @@ def test_reasoning_comes_before_what_is_constrained(
         ),
         (made(guided_regex="a/[0-9]+"), ["a/1", "a/12"], ["a/", "b", "a/1b"]),
         (made(guided_choice=["yes", "no/é"]), ["yes", "no/é"], ["ye", "no", "yesno/é"]),
+        (
+            made(guided_choice=[f"choice {i}" for i in range(2500)]),
+            ["choice 2499", "choice 2"],
+            ["choice 2500", "choice"],
+        ),
         (made(guided_grammar='start: "a" x\nx: /[0-9]+/'), ["a1"], ["a", "1"]),
         (made(guided_grammar='# }\nroot ::= "a" x # {"\nx ::= [0-9]+'), ["a1"], ["a", "1"]),
         (

@@ -202,12 +202,12 @@ def test_no_tools_no_calls(client: openai.OpenAI, engine: FakeEngine) -> None:
     assert plain.choices[0].message.content == CALL
 
 
-@pytest.mark.parametrize("choice", ["auto", "none"])
+@pytest.mark.parametrize("choice", ["auto", "none", None])
 @pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be brief."}]])
 def test_a_template_without_tools(
-    http: httpx.Client, engine: FakeEngine, choice: str, system: list[dict[str, str]]
+    http: httpx.Client, engine: FakeEngine, choice: str | None, system: list[dict[str, str]]
 ) -> None:
-    """The system message has them."""
+    """The system message has them, if any; earlier calls are told in each case."""
     assert engine.chat_template is not None
     engine.chat_template.source, engine.max_model_len = "{{ messages }}", 4096
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "é"}'}}
@@ -217,22 +217,26 @@ def test_a_template_without_tools(
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "42"},
     ]
-    body = {"messages": talk, "tools": TOOLS, "tool_choice": choice}
+    body: dict[str, Any] = {"messages": talk, "tools": TOOLS, "tool_choice": choice}
+    if choice is None:
+        body = {"messages": talk}
     response = http.post("/v1/chat/completions", json=body)
     assert response.status_code == 200, response.text
     seen = engine.chat_template.seen
-    if choice == "none":
-        assert [message["role"] for message in seen] == [message["role"] for message in talk]
-        return
-    assert [message["role"] for message in seen] == ["system", "user", "assistant", "user"]
-    told = seen[0]["content"]
-    assert told.startswith("Be brief.\n\n" if system else "These functions")
-    for tool in TOOLS:
-        assert f'"name": "{tool["function"]["name"]}"' in told
-    assert seen[2]["content"] == (
+    if choice == "auto":
+        told = seen[0]["content"]
+        assert told.startswith("Be brief.\n\n" if system else "These functions")
+        for tool in TOOLS:
+            assert f'"name": "{tool["function"]["name"]}"' in told
+        seen = seen[1:]
+    else:
+        assert seen[: len(system)] == system
+        seen = seen[len(system) :]
+    assert [message["role"] for message in seen] == ["user", "assistant", "user"]
+    assert seen[1]["content"] == (
         '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
     )
-    assert seen[3]["content"] == "Result of the call:\n42"
+    assert seen[2]["content"] == "Result of the call:\n42"
 
 
 def test_round_trip(client: openai.OpenAI, engine: FakeEngine) -> None:

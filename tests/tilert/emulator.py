@@ -22,7 +22,7 @@ from tilert import driver, ir
 from tilert.checks import Check, checks_of
 from tilert.codegen import generate
 from tilert.codegen.helpers import HELPERS
-from tilert.codegen.hopper import ATTENTION_TEMPLATES, TEMPLATES
+from tilert.codegen.hopper import ATTENTION_TEMPLATES, ONCE_TEMPLATES, TEMPLATES
 from tilert.codegen.prelude import PORTABLE, PRELUDE
 from tilert.cpu_device import CpuDevice, host_view
 from tilert.fault import RECORD, Faults, Watch
@@ -73,8 +73,10 @@ def build(arguments: list[str]) -> None:
 
 def host_text(text: str, function: ir.Function, threads: int) -> str:
     """The text of a kernel as a C++ file with a function `run(blocks, arguments...)`."""
-    body = text.replace(PRELUDE, "").replace(TEMPLATES, "").replace(ATTENTION_TEMPLATES, "")
-    body = re.sub(r"DEV void copy_box\(.*?\n}?.*?\); \}\n", "", body, flags=re.DOTALL)
+    body = text.replace(PRELUDE, "")
+    for templates in (TEMPLATES, ATTENTION_TEMPLATES, ONCE_TEMPLATES):
+        body = body.replace(templates, "")
+    body = re.sub(r"DEV void copy_box(?:_once)?\(.*?\n}?.*?\); \}\n", "", body, flags=re.DOTALL)
     body = re.sub(
         r"DEV void wgmma_n(\d+)\(float\* d, u64 a, u64 b, (\w+)\) \{.*?\)\); \}\n",
         r"DEV void wgmma_n\1(float* d, u64 a, u64 b, \2 t) {"
@@ -89,6 +91,7 @@ def host_text(text: str, function: ir.Function, threads: int) -> str:
         body,
         flags=re.DOTALL,
     )
+    body = re.sub(r"wgmma_n(\d+)\(d, a, b, t\)", r"emulator::product<\1, ROWS>(d, a, b, t)", body)
     for name in _REPLACED:
         body = body.replace(HELPERS[name], "")
     entry = re.search(r"__launch_bounds__\([\d, ]+\)\n(\w+)\((.*?)\) \{", body)

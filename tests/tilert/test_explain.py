@@ -277,7 +277,7 @@ Y, X = (SHAPE, f32, (1, 64)), (SHAPE, f32)
          r" \(shape, dtype\), such as \(\(512, 512\), tilert.bf16\); got"),
         ((twice, Y, (SHAPE, "f32")), LaunchError, "what stands for a Ref is"),
         ((twice, Y, (64, f32)), LaunchError, "what stands for a Ref is"),
-        ((twice, (SHAPE, f32, (1,)), X), LaunchError, "O2 disjoint pieces: tile"),
+        ((twice, (SHAPE, f32, (1,)), X), LaunchError, "partition takes one size for each axis"),
         ((twice, Y, 3.0), LaunchError, "must be an Array, got float"),
         ((twice, ((0, 64), f32, (1, 64)), X), LaunchError, "the grid has no programs"),
         ((matmul, Y, X, X, 0), KernelError, "size"),

@@ -171,6 +171,22 @@ def test_what_follows_and_cannot_run_is_given_back(dev: tilert.Device) -> None:
         itself.run()
 
 
+def test_work_is_no_array(dev: tilert.Device) -> None:
+    a, b = some(dev, 1, 0)
+    op = plus(b, a)
+    with pytest.raises(AttributeError, match=r"^<op '\w+' created at .*, not run> has no attr"):
+        op.nothing  # noqa: B018
+    both = tilert.gather(op)
+    for work in (op, both, op.then(lambda y: y)):
+        for name in ("numpy", "shape", "partition"):
+            with pytest.raises(AttributeError) as caught:
+                getattr(work, name)
+            end = f" has no attribute '{name}'; call .sync() first: what it gives has .{name}"
+            assert str(caught.value) == f"{work!r}{end}"
+    assert not hasattr(op, "__array_interface__")
+    assert op.sync().numpy()[0, 0] == 2
+
+
 def test_dropped_and_released_work(dev: tilert.Device) -> None:
     a, b, c = some(dev, 1, 0, 0)
     work = tilert.gather(plus(b, a), plus(c, a).then(lambda y: y))

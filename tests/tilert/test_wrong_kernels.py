@@ -221,18 +221,17 @@ LAUNCHES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a tile of another rank": (
         lambda: array(8).partition(4, 4),
         LaunchError,
-        "O2 disjoint pieces: tile [4, 4] has 2 sizes, an array of shape [8] needs 1",
+        "partition takes one size for each axis: got 2 sizes, [4, 4], for an array of shape [8]",
     ),
     "a piece that is too large": (
         lambda: array(8).partition(2**40),
         LaunchError,
-        "O2 disjoint pieces: tile [1099511627776] is too large: a piece has at most 67108864"
-        " elements",
+        "a piece of [1099511627776] is too large: it has at most 67108864 elements",
     ),
     "a tile that is no int": (
         lambda: array(8).partition(2.0),  # type: ignore[arg-type]
         LaunchError,
-        "O2 disjoint pieces: the sizes of a tile are ints, got (2.0,)",
+        "the sizes of a tile are ints, got (2.0,)",
     ),
     "grids that disagree": (
         lambda: two(array(8).partition(4), array(8).partition(2)),

@@ -155,7 +155,9 @@ def _pipelined(function: Function, refused: dict[str, str]) -> CudaSource:
         form = find_form(function)
         schedule, written, maps = "attention", write_attention(form), tuple(form.maps)
     else:
-        sink_past(function, ring.loop)
+        if not ring.swapped:
+            # Of few rows all that is needed behind the loop fits beside the sums.
+            sink_past(function, ring.loop)
         schedule, written, maps = "pipelined", write_pipelined(function, ring), tuple(ring.maps)
         refused["attention"] = "it does not have two products of which one feeds the other"
     if written is None:

@@ -7,12 +7,14 @@ Addresses of shared memory are 32 bits, as `shared_address` gives them.
 
 __all__ = [
     "ATTENTION_TEMPLATES",
+    "ONCE_TEMPLATES",
     "PORTABLE_ATTENTION",
     "PORTABLE_TEMPLATES",
     "TEMPLATES",
     "copy_box",
     "wgmma",
     "wgmma_left",
+    "wgmma_some",
 ]
 
 PORTABLE_TEMPLATES = r"""// Coordinates beyond any array stay beyond it.
@@ -81,6 +83,13 @@ template <int N> DEV void wgmma_sums(float* d) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i]) :: "memory"); }
 """
 
+ONCE_TEMPLATES = r"""
+// What is read once makes room in the second-level cache first.
+DEV u64 read_once() {
+  u64 r; asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(r)); return r; }
+"""
+"""For `copy_box_once`."""
+
 PORTABLE_ATTENTION = r"""
 // As `descriptor` for an operand whose rows run along k, 64 columns of 128 bytes beside each other
 // and the next 64 a block of bytes further on. The next 16 rows are 128 further on.
@@ -107,12 +116,24 @@ DEV u32 pack_floats(float a, float b, f16) {
 """
 
 
-def copy_box(axes: int) -> str:
-    """C++ of `copy_box`: start the copy of a box to shared memory; coordinates innermost first."""
+def copy_box(axes: int, once: bool = False) -> str:
+    """C++ of `copy_box`: start the copy of a box to shared memory; coordinates innermost first.
+
+    Args:
+        once: for `copy_box_once`, of what the second-level cache need not keep.
+    """
     names = [f"c{i}" for i in range(axes)]
     given = ", ".join(f"int {n}" for n in names)
     places = ", ".join(f"%{i + 3}" for i in range(axes))
     values = ", ".join(f'"r"({n})' for n in names)
+    if once:
+        return f"""
+DEV void copy_box_once(u32 to, const tensor_map* map, u32 barrier, u64 once, {given}) {{
+  asm volatile("cp.async.bulk.tensor.{axes}d.shared::cluster.global.tile"
+    ".mbarrier::complete_tx::bytes.L2::cache_hint"
+    " [%0], [%1, {{{places}}}], [%2], %{axes + 3};"
+    :: "r"(to), "l"(map), "r"(barrier), {values}, "l"(once) : "memory"); }}
+"""
     return f"""
 DEV void copy_box(u32 to, const tensor_map* map, u32 barrier, {given}) {{
   asm volatile("cp.async.bulk.tensor.{axes}d.shared::cluster.global.tile"
@@ -137,6 +158,17 @@ DEV void wgmma_n{n}(float* d, u64 a, u64 b, {ctype}) {{
     " %{count}, %{count + 1}, 1, 1, 1, 0, 0;"
     : {values}
     : "l"(a), "l"(b)); }}
+"""
+
+
+def wgmma_some(n: int, ctype: str) -> str:
+    """C++ of `wgmma_some_nN`: as `wgmma_nN` where only the first ROWS rows of a are there.
+
+    What lies behind them is read as it is, and adds to sums that nobody looks at.
+    """
+    return f"""
+template <int ROWS> DEV void wgmma_some_n{n}(float* d, u64 a, u64 b, {ctype} t) {{
+  wgmma_n{n}(d, a, b, t); }}
 """
 
 

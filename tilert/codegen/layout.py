@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-__all__ = ["Factor", "Layout", "blocked", "mma_accumulator", "wgmma_accumulator"]
+__all__ = [
+    "Factor",
+    "Layout",
+    "blocked",
+    "mma_accumulator",
+    "wgmma_accumulator",
+    "wgmma_swapped",
+]
 
 
 @dataclass(frozen=True)
@@ -199,6 +206,14 @@ def wgmma_accumulator(m: int, n: int, groups_m: int, groups_n: int) -> Layout:
     rows = [Factor("t", 8, 4), Factor("r", 2, 2), Factor("t", 4, 32)]
     cols = [Factor("r", 2, 1), Factor("t", 4, 1)]
     return _tiled((m, n), rows, cols, (tiles_m, tiles_n), (groups_m, groups_n), 128)
+
+
+def wgmma_swapped(m: int, n: int) -> Layout:
+    """Sums of m rows that one warpgroup computes as the columns of n rows: element (i, j) lies
+    where (j, i) of the accumulator does. `m` is whole 8 rows; past `n` the layout is padded.
+    """
+    of = wgmma_accumulator(-(-n // 64) * 64, m, 1, 1)
+    return Layout((m, n), (of.axes[1], of.axes[0]))
 
 
 def _tiled(

@@ -13,7 +13,14 @@ from tilert.codegen.early import begin
 from tilert.codegen.emit import Emitter, c_type
 from tilert.codegen.epilogue import write_epilogue
 from tilert.codegen.grid import coordinates
-from tilert.codegen.hopper import PORTABLE_TEMPLATES, TEMPLATES, copy_box, wgmma
+from tilert.codegen.hopper import (
+    ONCE_TEMPLATES,
+    PORTABLE_TEMPLATES,
+    TEMPLATES,
+    copy_box,
+    wgmma,
+    wgmma_some,
+)
 from tilert.codegen.plan import Plan, make_group_plan, source_of
 from tilert.codegen.quads import move_quads
 from tilert.codegen.ring import COLUMNS, GROUP, GROUP_ROWS, Box, Ring, scalars
@@ -25,6 +32,9 @@ __all__ = ["Pipelined", "copy_tile", "write_pipelined"]
 SHARED_BYTES = 227 * 1024
 """Shared memory of a block of sm_90."""
 MOST_STAGES = 8
+UNDER_WAY = 80 * 1024
+"""Bytes that a block has under way where reading is what takes time, besides the two stages that
+products have: on an H200 it takes longer with fewer, and with twice as many."""
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232
 """What 128 and 256 threads may have of 64 Ki registers, in the steps of setmaxnreg."""
 BAND = 16
@@ -43,17 +53,17 @@ class Pipelined:
     """
 
     def __init__(self, function: Function, ring: Ring, stages: int, scratch: int) -> None:
-        plan = make_group_plan(function, ring.groups)
+        plan = make_group_plan(function, ring.groups, ring.swapped)
         self._function, self._ring, self._stages = function, ring, stages
         self.threads = ring.consumers + GROUP
         self._barriers = stages * ring.stage_bytes
         self._scratch = self._barriers + -(-16 * stages // 128) * 128
-        self.shared_bytes = self._scratch + scratch
+        self.shared_bytes = max(self._scratch + scratch, self._barriers + ring.read_past)
         self.consumer = Consumer(function, plan, ring, stages)
         producer = Emitter(function, plan)
         producer.depth = self.consumer.depth = 3
         self.consumer.program_body()
-        self.head = [PORTABLE_TEMPLATES, TEMPLATES, *_templates(function, ring)]
+        self.head = [PORTABLE_TEMPLATES, TEMPLATES, *_templates(ring)]
         self.lines = [*self._prologue(), *self._producer(producer), *self._consumer()]
 
     def _prologue(self) -> list[str]:
@@ -83,6 +93,7 @@ class Pipelined:
             f"  if (threadIdx.x >= {ring.consumers}) {{",
             *limit,
             f"    if (threadIdx.x == {ring.consumers}) {{",
+            *(["      const u64 once = read_once();"] if ring.swapped else []),
             *self._pieces("      ", e.lines, e.head),
             "    }",
         ]
@@ -121,6 +132,10 @@ class Pipelined:
         strides = [" * ".join(extents[i + 1 :]) or "1" for i in range(len(extents))]
         rows, columns = axes
         other = [i for i, n in enumerate(function.grid) if i not in axes and n != 1]
+        if self._ring.swapped and not other:
+            # All rows of a column of tiles follow each other: they read the same right operand.
+            row, column = (f"(int)piece {sign} {extents[rows]}" for sign in "%/")
+            return coordinates(function, f"{row} * {strides[rows]} + {column} * {strides[columns]}")
         lines = [
             f"  const int rows = {extents[rows]}, tiles = rows * {extents[columns]};",
             "  const int tile = (int)piece % tiles;",
@@ -137,8 +152,8 @@ def write_pipelined(function: Function, ring: Ring) -> Pipelined | None:
     """The kernel with as many stages as shared memory has room for, None where two are too many."""
     scratch = 0
     for _ in range(2):
-        room = SHARED_BYTES - scratch - 128
-        stages = min(MOST_STAGES, room // (ring.stage_bytes + 16))
+        room = SHARED_BYTES - max(scratch, ring.read_past) - 128
+        stages = min(_most_stages(ring), room // (ring.stage_bytes + 16))
         if stages < 2:
             return None
         written = Pipelined(function, ring, stages, scratch)
@@ -149,13 +164,22 @@ def write_pipelined(function: Function, ring: Ring) -> Pipelined | None:
     return Pipelined(function, ring, stages, scratch)
 
 
-def _templates(function: Function, ring: Ring) -> list[str]:
+def _most_stages(ring: Ring) -> int:
+    if not ring.swapped:
+        return MOST_STAGES
+    return 2 + -(-UNDER_WAY // ring.stage_bytes)
+
+
+def _templates(ring: Ring) -> list[str]:
     ranks = sorted({len(spec.box) for spec in ring.maps})
     products = [op for op in ring.loop.regions[0].ops if op.name == "mma"]
-    kinds = sorted({(op.result.shape[1], c_type(op.args[0].dtype)) for op in products})
+    side = 0 if ring.swapped else 1
+    kinds = sorted({(op.result.shape[side], c_type(op.args[0].dtype)) for op in products})
     return [
         *(copy_box(rank) for rank in ranks),
+        *([ONCE_TEMPLATES, *(copy_box(rank, True) for rank in ranks)] if ring.swapped else []),
         *(wgmma(n // ring.groups[1], ctype) for n, ctype in kinds),
+        *(wgmma_some(n, ctype) for n, ctype in kinds if ring.read_past),
     ]
 
 
@@ -187,14 +211,16 @@ def _produce(e: Emitter, function: Function, ring: Ring, stages: int) -> None:
         e.line("barrier_wait(empty + 8 * stage, turn ^ 1);")
         e.line(f"barrier_expect(full + 8 * stage, {ring.stage_bytes});")
         e.line(f"const u32 at = ring + stage * {ring.stage_bytes};")
-        for box in ring.boxes.values():
-            copy_tile(e, box.load, box.cols, box.map, box.offset, box.rows * ROW_BYTES, "full")
+        for value, box in ring.boxes.items():
+            block, once = box.rows * ROW_BYTES, ring.swapped and value in ring.rights
+            copy_tile(e, box.load, box.cols, box.map, box.offset, block, "full", once)
         _turn_over(e, stages)
 
 
 def copy_tile(
-    e: Emitter, load: Op, cols: int, map: int, offset: int, block: int, full: str
-) -> None:
+    e: Emitter, load: Op, cols: int, map: int, offset: int, block: int, full: str,
+    once: bool = False,
+) -> None:  # fmt: skip
     """Write the copies of a tile, a box of `COLUMNS` columns each.
 
     Args:
@@ -202,14 +228,16 @@ def copy_tile(
         offset: of the tile's first byte within a stage.
         block: bytes from one box to the next.
         full: name of the barriers that count what has come.
+        once: whether the tile is read by this block alone.
     """
+    call, policy = ("copy_box_once", ", once") if once else ("copy_box", "")
     access: tuple[Access, ...] = load.attrs["access"]
     places = [_first(e, load, a) for a in access]
     for column in range(0, cols, COLUMNS):
         to = offset + column // COLUMNS * block
         at = [*places[:-1], f"{places[-1]} + {column}" if column else places[-1]]
         given = ", ".join(reversed([f"coordinate({p})" for p in at]))
-        e.line(f"copy_box(at + {to}, &map{map}, {full} + 8 * stage, {given});")
+        e.line(f"{call}(at + {to}, &map{map}, {full} + 8 * stage{policy}, {given});")
 
 
 def _first(e: Emitter, load: Op, access: Access) -> str:
@@ -281,6 +309,9 @@ class Consumer(Emitter):
 
     def _product(self, op: Op) -> None:
         """Add to the sums where they are."""
+        if self._ring.swapped:
+            self._swapped_product(op)
+            return
         name = self.names[op.result] = self.names[op.args[2]]
         a, b = (self._ring.boxes[source_of(side)[0]] for side in op.args[:2])
         groups_m, groups_n = self._ring.groups
@@ -298,6 +329,22 @@ class Consumer(Emitter):
                     ctype = c_type(op.args[0].dtype)
                     right = f"b + {_at(b, step) // 16}"
                     self.line(f"wgmma_n{columns}({to}, {left}, {right}, {ctype}{{}});")
+
+    def _swapped_product(self, op: Op) -> None:
+        """As `_product`, where the rows of the right operand are those of the instruction."""
+        name = self.names[op.result] = self.names[op.args[2]]
+        a, b = (self._ring.boxes[source_of(side)[0]] for side in op.args[:2])
+        ctype = c_type(op.args[0].dtype)
+        with self.braces():
+            self.line(f"const u64 a = descriptor(at + {a.offset});")
+            self.line(f"const u64 b = descriptor(at + {b.offset});")
+            for step in range(0, op.args[0].shape[1], 16):
+                for i in range(-(-b.rows // GROUP_ROWS)):
+                    there = b.rows - i * GROUP_ROWS
+                    some = f"_some_n{a.rows}<{there}>" if there < GROUP_ROWS else f"_n{a.rows}"
+                    to = f"{name} + {i * a.rows // 2}"
+                    left = f"b + {(_at(b, step) + i * GROUP_ROWS * ROW_BYTES) // 16}"
+                    self.line(f"wgmma{some}({to}, {left}, a + {_at(a, step) // 16}, {ctype}{{}});")
 
 
 def _at(box: Box, k: int) -> int:

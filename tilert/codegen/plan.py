@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tilert.codegen.layout import Layout, blocked, mma_accumulator, wgmma_accumulator
+from tilert.codegen.layout import Layout, blocked, mma_accumulator, wgmma_accumulator, wgmma_swapped
 from tilert.codegen.lower import is_thin, uses
 from tilert.dtypes import bf16, f16
 from tilert.ir import Block, Function, Op, Value, walk
@@ -69,6 +69,7 @@ class Plan:
         pipelined: asynchronous operands of each loop.
         warps: (along m, along n) of each mma.
         groups: warpgroups (along m, along n) where they compute the products, None where warps do.
+        swapped: whether they compute them transposed.
         direct: mma operations whose left operand is taken from registers.
         shared_bytes: shared memory of the operands; scratch follows it.
         least_bytes: fewest bytes for which one access moves several elements.
@@ -80,6 +81,7 @@ class Plan:
     pipelined: dict[Op, list[Operand]] = field(default_factory=dict)
     warps: dict[Op, tuple[int, int]] = field(default_factory=dict)
     groups: tuple[int, int] | None = None
+    swapped: bool = False
     direct: set[Op] = field(default_factory=set)
     shared_bytes: int = 0
     least_bytes: int = 8
@@ -88,7 +90,7 @@ class Plan:
         """Layout of the sums of a product."""
         m, n = product.result.shape
         if self.groups is not None:
-            return wgmma_accumulator(m, n, *self.groups)
+            return wgmma_swapped(m, n) if self.swapped else wgmma_accumulator(m, n, *self.groups)
         return mma_accumulator(m, n, *self.warps[product])
 
 
@@ -121,10 +123,10 @@ def make_plan(function: Function, threads: int) -> Plan:
     return plan
 
 
-def make_group_plan(function: Function, groups: tuple[int, int]) -> Plan:
+def make_group_plan(function: Function, groups: tuple[int, int], swapped: bool = False) -> Plan:
     """Layouts of a function whose products warpgroups compute, from operands placed elsewhere."""
     # Pairs of 16-bit sums lie side by side, and there are many of them.
-    plan = Plan(128 * groups[0] * groups[1], groups=groups, least_bytes=4)
+    plan = Plan(128 * groups[0] * groups[1], groups=groups, swapped=swapped, least_bytes=4)
     _assign_layouts(function, plan)
     return plan
 

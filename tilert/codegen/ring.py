@@ -28,6 +28,9 @@ MOST_SUMS = 160
 """Sums a thread: the other registers are for whatever follows the products."""
 COLUMNS = ROW_BYTES // 2
 """Elements of a row of a box."""
+LEAST_READ = 12 << 10
+"""Bytes of right operands a step from which on tiles of few rows are taken: what reads less a step
+is better off with several blocks a multiprocessor."""
 
 
 @dataclass(eq=False)
@@ -60,6 +63,7 @@ class Ring:
     Attributes:
         loop: the loop over products.
         groups: warpgroups that share a tile of sums, along its rows and its columns.
+        rows: of a tile of sums.
         boxes: operands by the value that they hold.
         maps: what the copy engine reads.
         axes: axes of the grid along rows and columns of the product, where it has both.
@@ -67,9 +71,28 @@ class Ring:
 
     loop: Op
     groups: tuple[int, int]
+    rows: int
     boxes: dict[Value, Box] = field(default_factory=dict)
     maps: list[TensorMap] = field(default_factory=list)
     axes: tuple[int, int] | None = None
+
+    @property
+    def swapped(self) -> bool:
+        """Whether the rows of the right operand are those of the instruction, which has 64: there
+        are so few of the left one that reading the right one is what takes time."""
+        return self.rows < GROUP_ROWS
+
+    @property
+    def rights(self) -> set[Value]:
+        """Tiles that are right operands."""
+        products = (op for op in self.loop.regions[0].ops if op.name == "mma")
+        return {source_of(op.args[1])[0] for op in products}
+
+    @property
+    def read_past(self) -> int:
+        """Bytes behind a box that products read without use: they always take 64 rows."""
+        past = [-box.rows % GROUP_ROWS for v, box in self.boxes.items() if v in self.rights]
+        return max(past, default=0) * ROW_BYTES if self.swapped else 0
 
     @property
     def consumers(self) -> int:
@@ -96,9 +119,9 @@ def find_ring(function: Function) -> Ring:
     if groups is None:
         shown = " and ".join("{} x {}".format(*op.result.shape) for op in products)
         raise Unfit(f"warpgroups cannot share sums of {shown} out")
-    if not _sums_stay(loop, products, groups):
+    ring = Ring(loop, groups, products[0].result.shape[0])
+    if not _sums_stay(ring, products):
         raise Unfit("the loop does more with the sums than products, or has too many of them")
-    ring = Ring(loop, groups)
     taken = operand_only(function)
     for op in products:
         for position, side in enumerate(op.args[:2]):
@@ -107,6 +130,8 @@ def find_ring(function: Function) -> Ring:
             if not fits or (value not in ring.boxes and not _add_box(ring, value)):
                 which = "right" if position else "left"
                 raise Unfit(f"the copy engine cannot bring a {which} operand as products want it")
+    if ring.swapped and sum(ring.boxes[v].nbytes for v in ring.rights) < LEAST_READ:
+        raise Unfit(f"products of {ring.rows} rows read less than {LEAST_READ} bytes a step")
     wanted = [*loop.args[:3], *(v for box in ring.boxes.values() for v in box.load.args)]
     if scalars(function, loop, wanted) is None:
         raise Unfit("where an operand lies depends on tiles, branches or what the loop carries")
@@ -135,6 +160,8 @@ def _groups(products: list[Op]) -> tuple[int, int] | None:
     if len(shapes) != 1:
         return None
     ((m, n),) = shapes
+    if m < GROUP_ROWS:
+        return (1, 1) if m % 8 == 0 and n % 8 == 0 and n <= MOST_COLUMNS else None
     if m % GROUP_ROWS or n % 8:
         return None
     if m % (2 * GROUP_ROWS) == 0:
@@ -146,12 +173,12 @@ def _groups(products: list[Op]) -> tuple[int, int] | None:
     return groups if n // groups[1] <= MOST_COLUMNS else None
 
 
-def _sums_stay(loop: Op, products: list[Op], groups: tuple[int, int]) -> bool:
+def _sums_stay(ring: Ring, products: list[Op]) -> bool:
     """Whether the sums can stay in their registers while the products run: nothing else reads them.
 
     Every carried sum goes through one or more products and back to its place.
     """
-    body = loop.regions[0]
+    loop, body = ring.loop, ring.loop.regions[0]
     readers = uses(body)
     found = []
     for place, v in enumerate(body.args[1:]):
@@ -169,7 +196,8 @@ def _sums_stay(loop: Op, products: list[Op], groups: tuple[int, int]) -> bool:
             found += chain
     m, n = products[0].result.shape
     carried = sum(1 for v in loop.results if v.op is loop and v.shape == (m, n))
-    sums = carried * m * n // (GROUP * prod(groups))
+    columns = -(-n // GROUP_ROWS) * GROUP_ROWS if ring.swapped else n
+    sums = carried * m * columns // (GROUP * prod(ring.groups))
     return set(found) == set(products) and sums <= MOST_SUMS
 
 
