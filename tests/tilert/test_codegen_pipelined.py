@@ -15,67 +15,28 @@ from hypothesis import strategies as st
 import tilert
 from tests.tilert import emulator
 from tests.tilert.checks import Frame, data, ints
-from tests.tilert.emulator import EmulatedDevice, compiler
-from tilert import Const, DType, Dyn, Mut, Ref, bf16, f16, f32, nvrtc, sass
+from tests.tilert.emulator import EmulatedDevice
+from tests.tilert.products import (
+    check_epilogue,
+    check_product,
+    check_row_reduction,
+    compiled,
+    is_pipelined,
+    last_text,
+    needs_compiler,
+    product,
+    two_products,
+)
+from tilert import DType, Mut, Ref, bf16, f16, f32, nvrtc, sass
 from tilert.codegen import pipelined, schedules
 from tilert.errors import CompileError
-from tilert.language import exp, max, minimum, mma, tiles, zeros
+from tilert.language import minimum, mma, tiles, zeros
 from tilert.target_device import TargetDevice
 
-needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler here")
-
-
-@pytest.fixture(autouse=True)
-def _switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(schedules.VARIABLE, "pipelined")
-
-
-@pytest.fixture
-def gpu() -> EmulatedDevice:
-    return EmulatedDevice("sm_90a")
-
-
-def last_text(device: Any) -> str:
-    """The text of the kernel compiled last."""
-    if isinstance(device, TargetDevice):
-        return device.kernels[-1].text
-    text: str = list(device.launchers.values())[-1].text
-    return text
-
-
-def is_pipelined(device: Any) -> bool:
-    return "copy_box(at" in last_text(device)
+pytestmark = pytest.mark.usefixtures("pipelined")
 
 
 # -- kernels -------------------------------------------------------------------------------------
-
-
-@tilert.kernel
-def product(y: Mut[Dyn], a: Ref[Dyn], b: Ref, bk: Const[int]):
-    m, n = y.index
-    acc = zeros(y.shape, f32)
-    for k in tiles(a, axis=1, size=bk):
-        acc = mma(a[m, k], b[n, k].T, acc)
-    y.store(acc)
-
-
-@tilert.kernel
-def gated_bias(y: Mut, a: Ref, b: Ref, bias: Ref, scale: Ref):
-    m, n = y.index
-    acc = zeros(y.shape, f32)
-    for k in tiles(a, axis=1, size=64):
-        acc = mma(a[m, k], b[n, k].T, acc)
-    v = acc * scale[m][:, None] + bias[n][None, :].to(f32)
-    y.store(y.load().to(f32) + v / (exp(-v) + 1.0))
-
-
-@tilert.kernel
-def less_the_largest(y: Mut, a: Ref, b: Ref):
-    m, n = y.index
-    acc = zeros(y.shape, f32)
-    for k in tiles(a, axis=1, size=64):
-        acc = mma(a[m, k], b[n, k].T, acc)
-    y.store(acc - max(acc, axis=1)[:, None])
 
 
 @tilert.kernel
@@ -88,18 +49,6 @@ def by_expert(y: Mut, a: Ref, b: Ref, expert: Ref, steps: Ref):
     for k in tiles(a, axis=1, size=64, start=0, stop=last):
         acc = mma(a[m, k], b[e, n, k].T, acc)
     y.store(acc)
-
-
-@tilert.kernel
-def two_products(y: Mut, a: Ref, b: Ref, c: Ref):
-    m, n = y.index
-    acc = zeros(y.shape, f32)
-    other = zeros(y.shape, f32)
-    for k in tiles(a, axis=1, size=64):
-        acc = mma(a[m, k], b[n, k].T, acc)
-        acc = mma(a[m, k], c[n, k].T, acc)
-        other = mma(c[m, k], b[n, k].T, other)
-    y.store(acc - other)
 
 
 @tilert.kernel
@@ -181,20 +130,6 @@ def test_product_on_a_gpu(
     check_product(device, sizes, tile, dtype)
 
 
-def check_product(
-    device: tilert.Device,
-    sizes: tuple[int, int, int],
-    tile: tuple[int, int, int],
-    dtype: DType,
-) -> None:
-    (m, n, k), (bm, bn, bk) = sizes, tile
-    a, a64 = data(device, (m, k), dtype)
-    b, b64 = data(device, (n, k), dtype, seed=1)
-    y = Frame(device, (m, n), dtype)
-    product(y.piece(bm, bn), a, b, bk=bk).sync()
-    y.check(a64 @ b64.T, steps=k, scale=np.abs(a64) @ np.abs(b64.T))
-
-
 @needs_compiler
 @pytest.mark.slow
 @settings(max_examples=12, deadline=None)
@@ -233,31 +168,15 @@ def test_widest_tile_of_an_order_in_bands(
 
 @needs_compiler
 def test_epilogue(gpu: EmulatedDevice) -> None:
-    m, n, k = 140, 72, 192
-    a, a64 = data(gpu, (m, k), bf16)
-    b, b64 = data(gpu, (n, k), bf16, seed=1)
-    bias, bias64 = data(gpu, (n,), bf16)
-    scale, scale64 = data(gpu, (m,), f32)
-    start = np.random.default_rng(3).uniform(-2, 2, (m, n)).astype(bf16.numpy)
-    y = Frame(gpu, (m, n), bf16, values=start)
-    gated_bias(y.piece(128, 64), a, b, bias, scale).sync()
+    check_epilogue(gpu, (140, 72, 192), (128, 64))
     assert is_pipelined(gpu)
-    v = (a64 @ b64.T) * scale64[:, None] + bias64
-    size = (np.abs(a64) @ np.abs(b64.T)) * np.abs(scale64)[:, None] + 4
-    y.check(start.astype(np.float64) + v / (np.exp(-v) + 1), steps=2 * k, scale=size)
 
 
 @needs_compiler
 @pytest.mark.parametrize("tile", [(64, 64), (128, 72)])
 def test_row_reduction_of_the_sums(gpu: EmulatedDevice, tile: tuple[int, int]) -> None:
-    m, n, k = 2 * tile[0], tile[1], 136
-    a, a64 = data(gpu, (m, k), bf16)
-    b, b64 = data(gpu, (n, k), bf16, seed=1)
-    y = Frame(gpu, (m, n), f32)
-    less_the_largest(y.piece(*tile), a, b).sync()
+    check_row_reduction(gpu, tile)
     assert is_pipelined(gpu)
-    want = a64 @ b64.T
-    y.check(want - want.max(1, keepdims=True), steps=2 * k, scale=np.abs(a64) @ np.abs(b64.T) + 90)
 
 
 @needs_compiler
@@ -426,15 +345,6 @@ def test_a_mistake_shows(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -- the device ----------------------------------------------------------------------------------
-
-
-def compiled(shape: tuple[int, int, int], tile: tuple[int, int, int]) -> TargetDevice:
-    m, n, k = shape
-    device = TargetDevice("sm_90a")
-    y = tilert.empty((m, n), bf16, device)
-    a, b = (tilert.empty((rows, k), bf16, device) for rows in (m, n))
-    product(y.partition(*tile[:2]), a, b, bk=tile[2])
-    return device
 
 
 @pytest.mark.parametrize(

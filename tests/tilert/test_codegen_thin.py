@@ -9,26 +9,22 @@ import pytest
 import tilert
 from tests.tilert import emulator
 from tests.tilert.checks import Frame, data
-from tests.tilert.emulator import EmulatedDevice, compiler
-from tests.tilert.test_codegen_pipelined import (
+from tests.tilert.emulator import EmulatedDevice
+from tests.tilert.products import (
+    check_epilogue,
     check_product,
+    check_row_reduction,
     compiled,
-    gated_bias,
     is_pipelined,
     last_text,
-    less_the_largest,
+    needs_compiler,
     product,
     two_products,
 )
 from tilert import DType, bf16, f16, f32, nvrtc, sass
-from tilert.codegen import pipelined, ring, schedules
+from tilert.codegen import pipelined, ring
 
-needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler here")
-
-
-@pytest.fixture(autouse=True)
-def _switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(schedules.VARIABLE, "pipelined")
+pytestmark = pytest.mark.usefixtures("pipelined")
 
 
 @pytest.fixture(autouse=True)
@@ -36,11 +32,6 @@ def _of_any_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Small tiles, that do not take long on the host; not for what asks how it is on a GPU."""
     if request.node.get_closest_marker("gpu") is None and "taken" not in request.fixturenames:
         monkeypatch.setattr(ring, "LEAST_READ", 0)
-
-
-@pytest.fixture
-def gpu() -> EmulatedDevice:
-    return EmulatedDevice("sm_90a")
 
 
 def is_swapped(device: Any) -> bool:
@@ -91,32 +82,15 @@ def test_product_on_a_gpu(
 @needs_compiler
 @pytest.mark.parametrize("tile", [(16, 64), (32, 40)])
 def test_epilogue(gpu: EmulatedDevice, tile: tuple[int, int]) -> None:
-    """What follows the products, with rows and columns that are broadcast over the sums."""
-    m, n, k = 2 * tile[0] - 3, 136, 264
-    a, a64 = data(gpu, (m, k), bf16)
-    b, b64 = data(gpu, (n, k), bf16, seed=1)
-    bias, bias64 = data(gpu, (n,), bf16)
-    scale, scale64 = data(gpu, (m,), f32)
-    start = np.random.default_rng(3).uniform(-2, 2, (m, n)).astype(bf16.numpy)
-    y = Frame(gpu, (m, n), bf16, values=start)
-    gated_bias(y.piece(*tile), a, b, bias, scale).sync()
+    check_epilogue(gpu, (2 * tile[0] - 3, 136, 264), tile)
     assert is_swapped(gpu)
-    v = (a64 @ b64.T) * scale64[:, None] + bias64
-    size = (np.abs(a64) @ np.abs(b64.T)) * np.abs(scale64)[:, None] + 4
-    y.check(start.astype(np.float64) + v / (np.exp(-v) + 1), steps=2 * k, scale=size)
 
 
 @needs_compiler
 @pytest.mark.parametrize("tile", [(16, 64), (24, 72)])
 def test_row_reduction_of_the_sums(gpu: EmulatedDevice, tile: tuple[int, int]) -> None:
-    m, n, k = 2 * tile[0], tile[1], 136
-    a, a64 = data(gpu, (m, k), bf16)
-    b, b64 = data(gpu, (n, k), bf16, seed=1)
-    y = Frame(gpu, (m, n), f32)
-    less_the_largest(y.piece(*tile), a, b).sync()
+    check_row_reduction(gpu, tile)
     assert is_swapped(gpu)
-    want = a64 @ b64.T
-    y.check(want - want.max(1, keepdims=True), steps=2 * k, scale=np.abs(a64) @ np.abs(b64.T) + 90)
 
 
 @needs_compiler

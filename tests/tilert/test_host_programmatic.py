@@ -10,10 +10,10 @@ import pytest
 
 import tilert
 from tests.tilert.fake_cuda import FakeCudaDevice, fake_cuda
-from tilert import Const, DeviceError, Dyn, Mut, Ref, bf16, f32, i32, ir, nvrtc, opt_out, sass
+from tests.tilert.products import product
+from tilert import Const, DeviceError, Mut, Ref, bf16, f32, i32, ir, nvrtc, opt_out, sass
 from tilert.cpu_device import CpuDevice
 from tilert.cuda_graph import early_kernels
-from tilert.language import mma, tiles, zeros
 from tilert.language import sum as total
 from tilert.target_device import CompiledKernel, TargetDevice
 from tilert.unsafe_kernel import UnsafeFunction, UnsafeKernel
@@ -270,15 +270,6 @@ def test_a_long_chain_on_a_gpu() -> None:
 
 
 @tilert.kernel
-def product(y: Mut[Dyn], a: Ref[Dyn], b: Ref, bk: Const[int] = 64):
-    m, n = y.index
-    acc = zeros(y.shape, f32)
-    for k in tiles(a, axis=1, size=bk):
-        acc = mma(a[m, k], b[n, k].T, acc)
-    y.store(acc)
-
-
-@tilert.kernel
 def scaled(y: Mut, x: Ref, w: Ref):
     v = x.tile_like(y).to(f32)
     y.store(v * total(v * v, axis=1)[:, None] + w[y.index[0]][:, None])
@@ -292,8 +283,8 @@ def compiled(arch: str, check: bool = False) -> dict[str, CompiledKernel]:
         return tilert.empty(shape, dtype, device)
 
     product(new(1, 256).partition(1, 16), new(1, 512), new(256, 512), bk=512).run()
-    product(new(64, 256).partition(32, 64), new(64, 512), new(256, 512)).run()
-    product(new(512, 512).partition(128, 256), new(512, 512), new(512, 512)).run()
+    product(new(64, 256).partition(32, 64), new(64, 512), new(256, 512), bk=64).run()
+    product(new(512, 512).partition(128, 256), new(512, 512), new(512, 512), bk=64).run()
     scaled(new(64, 128).partition(16, 128), new(64, 128), new(64, dtype=f32)).run()
     index = tilert.UniqueIndex.checked(np.array([4, 0, 2]), device)
     onto(new(8, 128, dtype=i32).partition_at(index, 1, 128), new(3, 128, dtype=i32)).run()
