@@ -1,11 +1,13 @@
 """Kernels with products of tiles, and what they must compute, under the schedules of sm_90a."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tilert
+from tests.tilert import emulator
 from tests.tilert.checks import Frame, data
 from tests.tilert.emulator import compiler
 from tilert import Const, DType, Dyn, Mut, Ref, bf16, f32
@@ -21,6 +23,7 @@ __all__ = [
     "is_pipelined",
     "last_text",
     "less_the_largest",
+    "mistaken",
     "needs_compiler",
     "product",
     "two_products",
@@ -39,6 +42,19 @@ def last_text(device: Any) -> str:
 
 def is_pipelined(device: Any) -> bool:
     return "copy_box(at" in last_text(device)
+
+
+def mistaken(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
+    """From now on kernels are emulated with `new` for `old` in their text, which has to have it."""
+    made = emulator.generate
+
+    def changed(*args: Any) -> Any:
+        source = made(*args)
+        if old not in source.text:
+            pytest.fail(f"the text has no {old!r}")
+        return replace(source, text=source.text.replace(old, new))
+
+    monkeypatch.setattr(emulator, "generate", changed)
 
 
 @tilert.kernel

@@ -3,7 +3,6 @@ show, and that it takes no kernel that it cannot compute."""
 
 import re
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,9 @@ import pytest
 
 import tilert
 from models import kernels
-from tests.tilert import emulator
 from tests.tilert.checks import Frame, data, ints
 from tests.tilert.emulator import EmulatedDevice
-from tests.tilert.products import last_text, needs_compiler
+from tests.tilert.products import last_text, mistaken, needs_compiler
 from tilert import DType, Mut, Ref, bf16, f16, f32, nvrtc, sass
 from tilert.codegen import attention, schedules
 from tilert.language import exp2, iota, maximum, mma, tiles, where, zeros
@@ -342,16 +340,7 @@ MISTAKES = {
 def test_a_mistake_shows(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "MOST_STAGES", 2)
     device = EmulatedDevice("sm_90a")
-    old, new = MISTAKES[mistake]
-
-    def changed(*args: Any) -> Any:
-        source = made(*args)
-        if old not in source.text:
-            pytest.fail(f"the text has no {old!r}")
-        return replace(source, text=source.text.replace(old, new))
-
-    made = emulator.generate
-    monkeypatch.setattr(emulator, "generate", changed)
+    mistaken(monkeypatch, *MISTAKES[mistake])
 
     def run() -> None:
         # Whether a race shows is a matter of chance, and each block has its own.

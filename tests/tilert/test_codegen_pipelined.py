@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilert
-from tests.tilert import emulator
 from tests.tilert.checks import Frame, data, ints
 from tests.tilert.emulator import EmulatedDevice
 from tests.tilert.products import (
@@ -23,6 +22,7 @@ from tests.tilert.products import (
     compiled,
     is_pipelined,
     last_text,
+    mistaken,
     needs_compiler,
     product,
     two_products,
@@ -323,25 +323,14 @@ def test_a_mistake_shows(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     a, a64 = data(device, (3 * 128, 4 * 64), bf16)
     b, b64 = data(device, (32, 4 * 64), bf16, seed=1)
 
-    def run(old: str, new: str) -> None:
-        def changed(*args: Any) -> Any:
-            source = made(*args)
-            if old not in source.text:
-                pytest.fail(f"the text has no {old!r}")
-            return type(source)(
-                source.text.replace(old, new), source.entry, source.threads, source.shared_bytes,
-                source.sites, source.maps, source.walks,
-            )  # fmt: skip
-
-        device.launchers.clear()
-        monkeypatch.setattr(emulator, "generate", changed)
+    def run() -> None:
         y = Frame(device, (3 * 128, 32), f32)
         product(y.piece(128, 32), a, b, bk=64).sync()
         y.check(a64 @ b64.T, steps=4 * 64, scale=np.abs(a64) @ np.abs(b64.T))
 
-    made = emulator.generate
+    mistaken(monkeypatch, *MISTAKES[mistake])
     with pytest.raises(AssertionError):
-        run(*MISTAKES[mistake])
+        run()
 
 
 # -- the device ----------------------------------------------------------------------------------

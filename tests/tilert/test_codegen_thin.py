@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import tilert
-from tests.tilert import emulator
 from tests.tilert.checks import Frame, data
 from tests.tilert.emulator import EmulatedDevice
 from tests.tilert.products import (
@@ -17,6 +16,7 @@ from tests.tilert.products import (
     compiled,
     is_pipelined,
     last_text,
+    mistaken,
     needs_compiler,
     product,
     two_products,
@@ -138,17 +138,7 @@ def test_a_mistake_shows(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device = EmulatedDevice("sm_90a")
     a, a64 = data(device, (16, 8 * 128), bf16)
     b, b64 = data(device, (48, 8 * 128), bf16, seed=1)
-    old, new = MISTAKES[mistake]
-
-    def changed(*args: Any) -> Any:
-        source = made(*args)
-        if old not in source.text:
-            pytest.fail(f"the text has no {old!r}")
-        fields = {name: getattr(source, name) for name in source.__dataclass_fields__}
-        return type(source)(**fields | {"text": source.text.replace(old, new)})
-
-    made = emulator.generate
-    monkeypatch.setattr(emulator, "generate", changed)
+    mistaken(monkeypatch, *MISTAKES[mistake])
     y = Frame(device, (16, 48), f32)
 
     def run() -> None:

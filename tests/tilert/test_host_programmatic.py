@@ -11,7 +11,7 @@ import pytest
 import tilert
 from tests.tilert.fake_cuda import FakeCudaDevice, fake_cuda
 from tests.tilert.products import product
-from tilert import Const, DeviceError, Mut, Ref, bf16, f32, i32, ir, nvrtc, opt_out, sass
+from tilert import Const, DeviceError, Mut, Ref, bf16, driver, f32, i32, ir, nvrtc, opt_out, sass
 from tilert.cpu_device import CpuDevice
 from tilert.cuda_graph import early_kernels
 from tilert.language import sum as total
@@ -120,6 +120,23 @@ def test_behind_a_kernel_alone(monkeypatch: pytest.MonkeyPatch, added: UnsafeKer
         assert captured(beside, beside, safe, safe) == "kKkK"
         assert captured(safe, beside, safe, beside) == "kkKK"
         assert captured(safe, safe, beside, behind_both, safe) == "kKkkK"
+
+
+def test_not_behind_kernels_that_leave_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Large(driver.Launch):
+        def __init__(self, *arguments: Any, waits: bool, leads: bool) -> None:
+            super().__init__(*arguments, waits=waits, leads=False)
+
+    device = fake_cuda(monkeypatch, 0)
+    a, b = some(device, 2)
+    monkeypatch.setattr(driver, "Launch", Large)
+
+    def step() -> None:
+        for _ in range(3):
+            onto(rows(b), a).run()
+
+    with tilert.capture(device, step) as graph:
+        assert shown(graph) == "kkk"
 
 
 def test_only_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
