@@ -104,7 +104,7 @@ THIN = "its products have 128 rows; up to 4 are taken, of few elements"
             {"streaming": "it has products of tiles",
              "staged": "its products have 1 rows, which is skinny",
              "pipelined": "its products of tiles are not all in one loop by themselves",
-             "attention": "it has no loop with products of tiles, or several"},
+             "attention": "it does not have two products of tiles in one loop"},
         ),
         (
             (128, 64), "sm_90a", scaled, "staged",

@@ -16,7 +16,9 @@ from tilert.codegen.pipelined import Pipelined, write_pipelined
 from tilert.codegen.plan import choose_threads, make_plan
 from tilert.codegen.prelude import PRELUDE
 from tilert.codegen.ring import find_ring
+from tilert.codegen.row_attention import BLOCKS, RowAttention, write_rows
 from tilert.codegen.schedules import VARIABLE, enabled
+from tilert.codegen.streaming import coarse_divisions, lift_loads
 from tilert.codegen.unfit import Unfit
 from tilert.dtypes import i8
 from tilert.fault import Site
@@ -75,10 +77,15 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
     refused = _not_portable(function, lowered, threads)
     try:
         _check_target(arch, checks)
-        return _pipelined(lowered, refused)
+        return _pipelined(lowered, lower(function, 0), refused)
     except Unfit as reason:
         refused |= {name: str(reason) for name in _SM_90A if name not in refused}
+    schedule = next(name for name in _PORTABLE if name not in refused)
+    streams = schedule == "streaming"
+    if streams:
+        lift_loads(lowered, threads)
     plan = make_plan(lowered, threads)
+    plan.streams, plan.coarse = streams, coarse_divisions(lowered) if streams else set()
     emitter = Emitter(lowered, plan, checks)
     emitter.block(lowered.body)
     entry = f"{function.name}_kernel"
@@ -102,8 +109,7 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
     ]
     return CudaSource(
         "\n".join(lines), entry, threads, shared, tuple(emitter.sites) or None, waits=True,
-        schedule=next(name for name in _PORTABLE if name not in refused),
-        refused=tuple(refused.items()),
+        schedule=schedule, refused=tuple(refused.items()),
     )  # fmt: skip
 
 
@@ -138,22 +144,26 @@ def _check_target(arch: str, checks: Checks) -> None:
         raise Unfit(f"{VARIABLE} leaves it out")
 
 
-def _pipelined(function: Function, refused: dict[str, str]) -> CudaSource:
+def _pipelined(function: Function, whole: Function, refused: dict[str, str]) -> CudaSource:
     """Under the pipelined schedule or that of attention.
 
     Args:
+        whole: the function with all its products, thin ones too.
         refused: why it is not for another schedule; more are added.
 
     Raises:
         Unfit: where the function is for neither.
     """
-    written: Pipelined | Attention | None
+    written: Pipelined | Attention | RowAttention | None
+    walks = True
     try:
         ring = find_ring(function)
     except Unfit as reason:
         refused["pipelined"] = str(reason)
-        form = find_form(function)
-        schedule, written, maps = "attention", write_attention(form), tuple(form.maps)
+        form = find_form(whole)
+        schedule, maps = "attention", tuple(form.maps)
+        walks = form.shares is None
+        written = write_attention(form) if form.shares is None else write_rows(form, form.shares)
     else:
         if not ring.swapped:
             # Of few rows all that is needed behind the loop fits beside the sums.
@@ -165,12 +175,13 @@ def _pipelined(function: Function, refused: dict[str, str]) -> CudaSource:
         raise Unfit("shared memory has no room for two stages")
     entry = f"{function.name}_kernel"
     head = [f"const __grid_constant__ tensor_map map{i}" for i in range(len(maps))]
+    # One block a multiprocessor: what it may have of the registers depends on that.
+    blocks = 1 if walks else BLOCKS
     lines = [
         PRELUDE,
         *with_needed(written.consumer.helpers | _types(function)),
         *written.head,
-        # One block a multiprocessor: what it may have of the registers depends on that.
-        f'extern "C" __global__ void __launch_bounds__({written.threads}, 1)',
+        f'extern "C" __global__ void __launch_bounds__({written.threads}, {blocks})',
         f"{entry}({', '.join(head + _parameters(function))}) {{",
         *written.lines,
         *END,
@@ -180,7 +191,7 @@ def _pipelined(function: Function, refused: dict[str, str]) -> CudaSource:
     for name in _PORTABLE:
         refused.setdefault(name, f"{schedule} comes first where a kernel has its form")
     return CudaSource(
-        "\n".join(lines), entry, written.threads, written.shared_bytes, None, maps, walks=True,
+        "\n".join(lines), entry, written.threads, written.shared_bytes, None, maps, walks=walks,
         waits=True, schedule=schedule, refused=tuple(refused.items()),
     )  # fmt: skip
 

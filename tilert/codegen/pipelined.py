@@ -8,13 +8,18 @@ wgmma on what the stage holds. Each stage has two barriers: `full` counts the by
 next piece's operands come while sums are still being stored.
 """
 
+from math import prod
+
+from tilert.codegen.boxes_out import boxes_bytes, move_boxes
 from tilert.codegen.control import begin_loop, carry, note_bounds
 from tilert.codegen.early import begin
 from tilert.codegen.emit import Emitter, c_type
 from tilert.codegen.epilogue import write_epilogue
 from tilert.codegen.grid import coordinates
 from tilert.codegen.hopper import (
+    BOX_TEMPLATES,
     ONCE_TEMPLATES,
+    PORTABLE_BOXES,
     PORTABLE_TEMPLATES,
     TEMPLATES,
     copy_box,
@@ -52,18 +57,23 @@ class Pipelined:
         shared_bytes: of a block.
     """
 
-    def __init__(self, function: Function, ring: Ring, stages: int, scratch: int) -> None:
+    def __init__(
+        self, function: Function, ring: Ring, stages: int, scratch: int, boxes: bool
+    ) -> None:
         plan = make_group_plan(function, ring.groups, ring.swapped)
         self._function, self._ring, self._stages = function, ring, stages
         self.threads = ring.consumers + GROUP
-        self._barriers = stages * ring.stage_bytes
+        self._boxes = stages * ring.stage_bytes
+        self._barriers = self._boxes + boxes * boxes_bytes(prod(ring.groups))
         self._scratch = self._barriers + -(-16 * stages // 128) * 128
         self.shared_bytes = max(self._scratch + scratch, self._barriers + ring.read_past)
-        self.consumer = Consumer(function, plan, ring, stages)
+        self.consumer = Consumer(function, plan, ring, stages, boxes)
         producer = Emitter(function, plan)
         producer.depth = self.consumer.depth = 3
         self.consumer.program_body()
         self.head = [PORTABLE_TEMPLATES, TEMPLATES, *_templates(ring)]
+        if self.consumer.boxes:
+            self.head += [PORTABLE_BOXES, BOX_TEMPLATES]
         self.lines = [*self._prologue(), *self._producer(producer), *self._consumer()]
 
     def _prologue(self) -> list[str]:
@@ -73,6 +83,7 @@ class Pipelined:
             "  extern __shared__ __align__(1024) char smem[];",
             f"  char* const scratch = smem + {self._scratch}; (void)scratch;",
             "  const u32 ring = shared_address(smem);",
+            *([f"  const u32 boxes = ring + {self._boxes};"] if self.consumer.boxes else []),
             f"  const u32 full = ring + {self._barriers}, empty = full + {8 * stages};",
             "  if (threadIdx.x == 0) {",
             f"    for (int s = 0; s < {stages}; ++s) {{",
@@ -103,6 +114,7 @@ class Pipelined:
             "  } else {",
             *self._limits("more", CONSUMER_REGISTERS),
             *self._pieces("    ", self.consumer.lines, self.consumer.head),
+            *(["    boxes_stored();"] if self.consumer.boxes else []),
             "  }",
         ]
 
@@ -150,18 +162,19 @@ class Pipelined:
 
 def write_pipelined(function: Function, ring: Ring) -> Pipelined | None:
     """The kernel with as many stages as shared memory has room for, None where two are too many."""
-    scratch = 0
-    for _ in range(2):
+    scratch, boxes = 0, not ring.swapped
+    while True:
         room = SHARED_BYTES - max(scratch, ring.read_past) - 128
+        room -= boxes * boxes_bytes(prod(ring.groups))
         stages = min(_most_stages(ring), room // (ring.stage_bytes + 16))
         if stages < 2:
             return None
-        written = Pipelined(function, ring, stages, scratch)
-        # How much scratch the text needs is known once it is written.
-        scratch = -(-written.consumer.scratch_bytes // 16) * 16
-        if written.shared_bytes + scratch <= SHARED_BYTES:
-            break
-    return Pipelined(function, ring, stages, scratch)
+        written = Pipelined(function, ring, stages, scratch, boxes)
+        # How much scratch the text needs, and whether boxes, is known once it is written.
+        needed = -(-written.consumer.scratch_bytes // 16) * 16
+        if needed <= scratch and written.consumer.boxes == boxes:
+            return written
+        scratch, boxes = max(scratch, needed), written.consumer.boxes
 
 
 def _most_stages(ring: Ring) -> int:
@@ -252,12 +265,20 @@ def _first(e: Emitter, load: Op, access: Access) -> str:
 
 
 class Consumer(Emitter):
-    """Writes the kernel for the threads that compute: they meet without the producer."""
+    """Writes the kernel for the threads that compute: they meet without the producer.
 
-    def __init__(self, function: Function, plan: Plan, ring: Ring, stages: int) -> None:
+    Attributes:
+        boxes: whether pieces are stored by the copy engine.
+    """
+
+    def __init__(
+        self, function: Function, plan: Plan, ring: Ring, stages: int, boxes: bool
+    ) -> None:
         super().__init__(function, plan)
         self._ring = ring
         self._stages = stages
+        self._may_box = boxes
+        self.boxes = False
 
     def line(self, text: str) -> None:
         """See `Emitter`."""
@@ -277,10 +298,15 @@ class Consumer(Emitter):
             self._loop(op)
         elif op.name == "mma":
             self._product(op)
+        elif op.name == "store_piece" and self._may_box and self._by_boxes(op):
+            self.boxes = True
         elif op.name in ("load_piece", "store_piece") and move_quads(self, op):
             pass
         elif op.name != "load" or op.result not in self._ring.boxes:
             super().op(op)
+
+    def _by_boxes(self, op: Op) -> bool:
+        return move_boxes(self, op, self._ring.groups, self._ring.maps)
 
     def _loop(self, op: Op) -> None:
         body = op.regions[0]

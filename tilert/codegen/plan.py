@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from tilert.codegen.layout import Layout, blocked, mma_accumulator, wgmma_accumulator, wgmma_swapped
 from tilert.codegen.lower import is_thin, uses
+from tilert.codegen.streaming import streaming_threads
 from tilert.dtypes import bf16, f16
 from tilert.ir import Block, Function, Op, Value, walk
 from tilert.ops import ELEMENTWISE
@@ -14,6 +15,7 @@ __all__ = [
     "choose_threads",
     "make_group_plan",
     "make_plan",
+    "make_share_plan",
     "operand_only",
     "source_of",
 ]
@@ -70,9 +72,12 @@ class Plan:
         warps: (along m, along n) of each mma.
         groups: warpgroups (along m, along n) where they compute the products, None where warps do.
         swapped: whether they compute them transposed.
+        sums: layouts of the sums of products where whoever makes the plan says them.
         direct: mma operations whose left operand is taken from registers.
         shared_bytes: shared memory of the operands; scratch follows it.
         least_bytes: fewest bytes for which one access moves several elements.
+        coarse: divisions of f32 that may be some ulps off, see `streaming.coarse_divisions`.
+        streams: whether it is under the streaming schedule (`streaming.py`).
     """
 
     threads: int
@@ -82,12 +87,17 @@ class Plan:
     warps: dict[Op, tuple[int, int]] = field(default_factory=dict)
     groups: tuple[int, int] | None = None
     swapped: bool = False
+    sums: dict[Op, Layout] = field(default_factory=dict)
     direct: set[Op] = field(default_factory=set)
     shared_bytes: int = 0
     least_bytes: int = 8
+    coarse: set[Op] = field(default_factory=set)
+    streams: bool = False
 
     def accumulator(self, product: Op) -> Layout:
         """Layout of the sums of a product."""
+        if product in self.sums:
+            return self.sums[product]
         m, n = product.result.shape
         if self.groups is not None:
             return wgmma_swapped(m, n) if self.swapped else wgmma_accumulator(m, n, *self.groups)
@@ -95,7 +105,7 @@ class Plan:
 
 
 def choose_threads(function: Function) -> int:
-    """Threads a program: by the tensor-core tile if there is one, else by the largest tile."""
+    """Threads a program: by the tensor-core tile if there is one, else what streams takes."""
     tiles = [op for op in walk(function.body) if op.name == "mma"]
     fat = [op for op in tiles if not is_thin(op, _THIN_THREADS)]
     if fat:
@@ -103,14 +113,7 @@ def choose_threads(function: Function) -> int:
         return 256 if m * n >= 128 * 128 else 128
     if tiles:
         return _THIN_THREADS
-    largest = 1
-    for op in walk(function.body):
-        for v in op.results:
-            largest = max(largest, v.type.numel)
-    threads = 32
-    while threads < 512 and threads * 16 <= largest:
-        threads *= 2
-    return threads
+    return streaming_threads(function)
 
 
 def make_plan(function: Function, threads: int) -> Plan:
@@ -127,6 +130,13 @@ def make_group_plan(function: Function, groups: tuple[int, int], swapped: bool =
     """Layouts of a function whose products warpgroups compute, from operands placed elsewhere."""
     # Pairs of 16-bit sums lie side by side, and there are many of them.
     plan = Plan(128 * groups[0] * groups[1], groups=groups, swapped=swapped, least_bytes=4)
+    _assign_layouts(function, plan)
+    return plan
+
+
+def make_share_plan(function: Function, threads: int, sums: dict[Op, Layout]) -> Plan:
+    """Layouts of a function whose products' sums lie as said, of operands placed elsewhere."""
+    plan = Plan(threads, sums=sums, least_bytes=4)
     _assign_layouts(function, plan)
     return plan
 
@@ -272,7 +282,7 @@ def _assign_layouts(function: Function, plan: Plan) -> None:
                 changed = True
             elif kind == "reshape" and (a is None) != (b is None):
                 given, want = (a, dst) if a is not None else (b, src)
-                layout = given.with_unit_axes(want.shape) if given and tile(want) else None
+                layout = given.reshaped(want.shape) if given and tile(want) else None
                 if layout is not None:
                     found[classes.find(want)] = layout
                     changed = True
