@@ -6,6 +6,7 @@ a capture, ending a capture with a branch that was not joined. Kernels are funct
 """
 
 import ctypes
+import functools
 import random
 import threading
 from collections import Counter
@@ -142,6 +143,15 @@ class FakeDriver:
 
     def _cuDeviceGet(self, index: int) -> Any:
         return self.ok, index
+
+    def _cuDeviceGetName(self, length: int, device: Any) -> Any:
+        return self.ok, b"a driver that is not there\0"
+
+    def _cuDriverGetVersion(self) -> Any:
+        return self.ok, 13000
+
+    def _cuMemGetInfo(self) -> Any:
+        return self.ok, 1 << 34, 1 << 34
 
     def _cuDevicePrimaryCtxRetain(self, device: Any) -> Any:
         return self.ok, "context"
@@ -429,6 +439,9 @@ class FakeCudaDevice(CudaDevice):
     def compile(self, function: ir.Function) -> Launcher:
         waits = self.waits(function)
         return _Launcher(self.fake, self.cpu.compile(function), waits, self.says(function))
+
+    def begin_compile(self, function: ir.Function) -> Callable[[], Launcher]:
+        return functools.partial(self.compile, function)
 
 
 def fake_cuda(
