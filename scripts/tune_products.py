@@ -92,10 +92,10 @@ def fit(rows: Sequence[Row], bandwidth: float) -> tuple[TileCost, ...]:
     Args:
         bandwidth: bytes of operands a microsecond.
     """
-    points: dict[tuple[int, ...], list[_Point]] = {}
+    points: dict[_Sizes, list[_Point]] = {}
     for row in rows:
-        tile, shares = tuple(row["tile"][:3]), row["tile"][3]
-        shape = row["tokens"], row["outputs"], row["inputs"]
+        high, wide, deep, shares = row["tile"]
+        tile, shape = (high, wide, deep), (row["tokens"], row["outputs"], row["inputs"])
         waves = time_of(TileCost(*tile, 1.0, 0.0), shares, *shape)
         steps = time_of(TileCost(*tile, 0.0, 1.0), shares, *shape)
         us = row["us"] - waves.sums
@@ -104,10 +104,10 @@ def fit(rows: Sequence[Row], bandwidth: float) -> tuple[TileCost, ...]:
                 _Point(shape, waves.products / us, steps.products / us)
             )
     points = {tile: found for tile, found in points.items() if len(found) > 3}
-    slower: dict[tuple[int, ...], float] = {}
-    costs: dict[tuple[int, ...], NDArray[np.float64]] = {}
+    slower: dict[_Sizes, float] = {}
+    costs: dict[_Sizes, NDArray[np.float64]] = {}
     for _ in range(CLOCK_TURNS):
-        logs: dict[tuple[int, ...], list[float]] = {}
+        logs: dict[_Sizes, list[float]] = {}
         for tile, found in points.items():
             table = np.array([(p.waves, p.steps) for p in found])
             clocks = np.array([slower.get(p.shape, 1.0) for p in found])
@@ -123,10 +123,14 @@ def fit(rows: Sequence[Row], bandwidth: float) -> tuple[TileCost, ...]:
     )
 
 
+_Sizes = tuple[int, int, int]
+"""Of a tile, or tokens, outputs and inputs."""
+
+
 class _Point(NamedTuple):
     """Waves and steps of a tile, over the time of a product of some shape."""
 
-    shape: tuple[int, int, int]
+    shape: _Sizes
     waves: float
     steps: float
 

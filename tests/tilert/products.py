@@ -121,7 +121,10 @@ def check_product(
 
 
 def check_epilogue(
-    device: tilert.Device, sizes: tuple[int, int, int], tile: tuple[int, int]
+    device: tilert.Device,
+    sizes: tuple[int, int, int],
+    tile: tuple[int, int],
+    dtype: DType = bf16,
 ) -> None:
     """What follows the products, with rows and columns that are broadcast over the sums."""
     m, n, k = sizes
@@ -129,8 +132,8 @@ def check_epilogue(
     b, b64 = data(device, (n, k), bf16, seed=1)
     bias, bias64 = data(device, (n,), bf16)
     scale, scale64 = data(device, (m,), f32)
-    start = np.random.default_rng(3).uniform(-2, 2, (m, n)).astype(bf16.numpy)
-    y = Frame(device, (m, n), bf16, values=start)
+    start = np.random.default_rng(3).uniform(-2, 2, (m, n)).astype(dtype.numpy)
+    y = Frame(device, (m, n), dtype, values=start)
     gated_bias(y.piece(*tile), a, b, bias, scale).sync()
     v = (a64 @ b64.T) * scale64[:, None] + bias64
     size = (np.abs(a64) @ np.abs(b64.T)) * np.abs(scale64)[:, None] + 4

@@ -167,9 +167,15 @@ def test_widest_tile_of_an_order_in_bands(
 
 
 @needs_compiler
-def test_epilogue(gpu: EmulatedDevice) -> None:
-    check_epilogue(gpu, (140, 72, 192), (128, 64))
+@pytest.mark.parametrize("dtype", [bf16, f32])
+@pytest.mark.parametrize(
+    ("columns", "tile"), [(72, (128, 64)), (72, (64, 64)), (104, (128, 96)), (36, (128, 32))]
+)
+def test_epilogue(gpu: EmulatedDevice, columns: int, tile: tuple[int, int], dtype: DType) -> None:
+    check_epilogue(gpu, (140, columns, 192), tile, dtype)
     assert is_pipelined(gpu)
+    # Rows of 36 elements end within eight.
+    assert ("exchange_pairs(u.w)" in last_text(gpu)) == (dtype == f32 and columns != 36)
 
 
 @needs_compiler

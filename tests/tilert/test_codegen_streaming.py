@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import tilert
 from tests.tilert.checks import FLOATS, Frame, data, ints
-from tilert import Const, Dyn, Mut, Ref, bf16, f16, f32
+from tilert import Const, Dyn, Mut, Ref, bf16, f16, f32, sass
 from tilert.codegen.layout import Layout, blocked
 from tilert.codegen.streaming import LIFTED_BYTES
 from tilert.language import debug_assert, mean, rsqrt, static_range, sum
@@ -201,6 +201,19 @@ def test_only_what_is_rounded_to_16_bits_is_divided_with_less_care() -> None:
         a, b = (data(device, (64,), dtype)[0] for _ in range(2))
         quotients(Frame(device, (64,), dtype).piece(64), a, b).run()
     assert ["quotient(" in body(k) for k in device.kernels] == [True, True, False]
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_120a"])
+def test_nothing_is_loaded_before_earlier_grids_are_waited_for(arch: str) -> None:
+    device = TargetDevice(arch)
+    for dtype in (bf16, f32):
+        x, _ = data(device, (5, 90), dtype)
+        gains, _ = data(device, (3, 90), dtype)
+        y, rest = (Frame(device, (5, 90), dtype) for _ in range(2))
+        normed(y.piece(1, 90), rest.piece(1, 90), x, ints(device, np.zeros(5)), gains).run()
+        add_rows(Frame(device, (5, 90), dtype).piece(2, 64), x, x).run()
+    for lines in sass.disassemble([kernel.cubin for kernel in device.kernels], arch):
+        assert "ACQBULK" in sass.names(lines) and sass.hasty(lines) == []
 
 
 def test_scratch_that_nothing_has_used_needs_no_barrier_before_it() -> None:

@@ -39,6 +39,17 @@ DEV void exchange_quad(u32* w) {
   }
 }
 
+// As `exchange_quad` for pairs of words.
+DEV void exchange_pairs(u32* w) {
+  u32 first[4], second[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) { first[i] = w[2 * i]; second[i] = w[2 * i + 1]; }
+  exchange_quad(first);
+  exchange_quad(second);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) { w[2 * i] = first[i]; w[2 * i + 1] = second[i]; }
+}
+
 // Rows of 128 bytes, their 16-byte pieces swizzled within 8 rows, k along the row; see "Matrix
 // Descriptor Format" of the PTX ISA. The next 16 elements along k are 2 further on.
 DEV u64 descriptor(u32 at) {

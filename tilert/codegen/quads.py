@@ -1,4 +1,4 @@
-"""Pieces of 16-bit elements that lie as sums do, 16 bytes an access.
+"""Pieces of 16-bit elements or f32 that lie as sums do, 16 bytes an access.
 
 Each of the four lanes that share a row of sums has two neighbouring elements of every eight
 columns. They exchange them, so that for every 32 columns each lane has eight neighbours.
@@ -9,12 +9,13 @@ from collections.abc import Callable
 from tilert.codegen.emit import Emitter, c_name, c_type, literal
 from tilert.codegen.layout import Factor, Layout
 from tilert.codegen.memory import Address, piece_address
+from tilert.dtypes import f32
 from tilert.ir import Op, Param, Value
 
 __all__ = ["move_quads"]
 
 _ELEMENTS = 8
-"""Of 16 bytes."""
+"""Of a lane: 16 bytes, or twice as many of f32."""
 _REGISTERS = 16
 """Of a thread for 32 columns of two rows."""
 
@@ -34,7 +35,11 @@ def move_quads(e: Emitter, op: Op) -> bool:
 
 
 def _fits(param: Param, where: Address, layout: Layout) -> bool:
-    if param.dtype.itemsize != 2 or len(where.axes) != 2 or not param.aligned:
+    if (
+        (param.dtype.itemsize != 2 and param.dtype != f32)
+        or len(where.axes) != 2
+        or not param.aligned
+    ):
         return False
     columns = layout.axes[1]
     whole = len(columns) > 2 and columns[2].kind == "r" and columns[2].size % 4 == 0
@@ -50,7 +55,7 @@ def _fits(param: Param, where: Address, layout: Layout) -> bool:
 
 
 def _each(e: Emitter, layout: Layout, where: Address, body: Callable[[str, str], None]) -> None:
-    """For each 16 bytes of a thread: their offset and the conditions that they are inside."""
+    """For each eight elements of a thread: their offset and the conditions that they are inside."""
     first, end = e.window or (0, layout.registers)
     e.line("#pragma unroll")
     with e.braces(f"for (int r = {first}; r < {end}; r += {_REGISTERS})"):
@@ -73,12 +78,21 @@ def _load(e: Emitter, param: Param, result: Value, where: Address) -> None:
     name = e.declare(result)
 
     def body(offset: str, inside: str) -> None:
-        e.line(f"union {{ vec16 v; {ctype} e[8]; }} u;")
-        e.line(f"if ({inside}) u.v = *(const vec16*)({pointer} + ({offset}));")
-        e.line(f"else for (int i = 0; i < 8; ++i) u.e[i] = {literal(0, param.dtype)};")
-        e.line("exchange_quad(u.v.w);")
+        if param.dtype == f32:
+            e.line("union { vec16 v[2]; u32 w[8]; } u;")
+            source = f"((const vec16*)({pointer} + ({offset})))"
+            e.line(f"if ({inside}) {{ u.v[0] = {source}[0]; u.v[1] = {source}[1]; }}")
+            e.line("else for (int i = 0; i < 8; ++i) u.w[i] = 0;")
+            e.line("exchange_pairs(u.w);")
+            value = "__uint_as_float(u.w[i])"
+        else:
+            e.line(f"union {{ vec16 v; {ctype} e[8]; }} u;")
+            e.line(f"if ({inside}) u.v = *(const vec16*)({pointer} + ({offset}));")
+            e.line(f"else for (int i = 0; i < 8; ++i) u.e[i] = {literal(0, param.dtype)};")
+            e.line("exchange_quad(u.v.w);")
+            value = "u.e[i]"
         e.line("#pragma unroll")
-        e.line(f"for (int i = 0; i < 8; ++i) {name}[r + i / 2 * 4 + h + i % 2] = u.e[i];")
+        e.line(f"for (int i = 0; i < 8; ++i) {name}[r + i / 2 * 4 + h + i % 2] = {value};")
 
     _each(e, e.layout(result), where, body)
 
@@ -88,10 +102,19 @@ def _store(e: Emitter, param: Param, value: Value, where: Address) -> None:
     e.line(f"{ctype}* {pointer} = {c_name(param)} + ({where.base});")
 
     def body(offset: str, inside: str) -> None:
-        e.line(f"union {{ vec16 v; {ctype} e[8]; }} u;")
-        e.line("#pragma unroll")
-        e.line(f"for (int i = 0; i < 8; ++i) u.e[i] = {e.names[value]}[r + i / 2 * 4 + h + i % 2];")
-        e.line("exchange_quad(u.v.w);")
-        e.line(f"if ({inside}) *(vec16*)({pointer} + ({offset})) = u.v;")
+        element = f"{e.names[value]}[r + i / 2 * 4 + h + i % 2]"
+        target = f"((vec16*)({pointer} + ({offset})))"
+        if param.dtype == f32:
+            e.line("union { vec16 v[2]; u32 w[8]; } u;")
+            e.line("#pragma unroll")
+            e.line(f"for (int i = 0; i < 8; ++i) u.w[i] = __float_as_uint({element});")
+            e.line("exchange_pairs(u.w);")
+            e.line(f"if ({inside}) {{ {target}[0] = u.v[0]; {target}[1] = u.v[1]; }}")
+        else:
+            e.line(f"union {{ vec16 v; {ctype} e[8]; }} u;")
+            e.line("#pragma unroll")
+            e.line(f"for (int i = 0; i < 8; ++i) u.e[i] = {element};")
+            e.line("exchange_quad(u.v.w);")
+            e.line(f"if ({inside}) *{target} = u.v;")
 
     _each(e, e.layout(value), where, body)
