@@ -25,7 +25,7 @@ from models.presets import PRESETS
 from models.prompt import PromptChunk
 from models.transformer import Transformer
 from tilert import sass
-from tilert.target_device import TargetDevice
+from tilert.target_device import CompiledKernel, TargetDevice
 
 __all__ = [
     "TABLE",
@@ -171,10 +171,20 @@ def found(device: TargetDevice) -> list[Found]:
             max(k.resources.spill_stores, k.resources.spill_loads),
             k.resources.shared_bytes + k.shared_bytes, device.shared_bytes or 0,
             frozenset(sass.names(lines)),
-            tuple(sass.hasty(lines)) if int(device.arch[3:].rstrip("a")) >= 90 else (),
+            _hasty(k, lines) if int(device.arch[3:].rstrip("a")) >= 90 else (),
         )
         for k, lines in zip(device.kernels, listings, strict=True)
     ]  # fmt: skip
+
+
+_AHEAD = ("UTMALDG", "LDG")
+"""How kernels read operands ahead that no kernel of their graph writes."""
+
+
+def _hasty(kernel: CompiledKernel, lines: Sequence[str]) -> tuple[str, ...]:
+    """What touches memory too early: in kernels that can read ahead, all but reading."""
+    found = sass.hasty(lines)
+    return tuple(n for n in found if not (kernel.early and n.split(".")[0] in _AHEAD))
 
 
 def problems(rows: Iterable[Row], kernels: Iterable[Found]) -> list[str]:

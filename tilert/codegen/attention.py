@@ -13,7 +13,7 @@ step and the second one of the step before it while the work between the two is 
 
 from tilert.codegen.attention_form import Form, Side, scalars
 from tilert.codegen.control import carry, note_bounds
-from tilert.codegen.early import begin
+from tilert.codegen.early import END, START, begin
 from tilert.codegen.emit import Emitter, c_type
 from tilert.codegen.grid import coordinates
 from tilert.codegen.hopper import (
@@ -52,7 +52,12 @@ class Attention:
         lines: the kernel's body.
         threads: of a block.
         shared_bytes: of a block.
+        blocks: a multiprocessor has room for.
+        early: parameters that can be read before earlier grids are complete.
     """
+
+    blocks = 1
+    early: tuple[int, ...] = ()
 
     def __init__(self, form: Form, stages: int, scratch: int) -> None:
         function = form.function
@@ -85,6 +90,7 @@ class Attention:
             for name in BARRIERS
         )
         return [
+            *START,
             "  extern __shared__ __align__(1024) char smem[];",
             f"  char* const scratch = smem + {self._scratch}; (void)scratch;",
             "  const u32 ring = shared_address(smem);",
@@ -119,6 +125,7 @@ class Attention:
             *self._limits("more", CONSUMER_REGISTERS),
             *(turns if form.groups > 1 else []),
             *self._pieces("    ", e.lines, e.head),
+            *("  " + line for line in END),
             "  }",
         ]
 

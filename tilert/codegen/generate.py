@@ -7,7 +7,7 @@ from tilert.codegen import bounds
 from tilert.codegen.attention import Attention, write_attention
 from tilert.codegen.attention_form import find_form
 from tilert.codegen.debug import without_debugging
-from tilert.codegen.early import END, begin
+from tilert.codegen.early import END, PARAMETER, START, begin
 from tilert.codegen.emit import Emitter, c_name, c_type
 from tilert.codegen.grid import coordinates, grid_extents
 from tilert.codegen.helpers import with_needed
@@ -39,7 +39,9 @@ class CudaSource:
             and the kernel takes its arguments alone.
         maps: tensor maps that the kernel takes before its arguments.
         walks: whether a block walks over pieces: so many blocks as run at once are enough.
-        waits: whether it waits for earlier grids itself, on targets where grids can.
+        waits: whether it waits for earlier grids itself, on targets where grids can. Its last
+            argument then says what it may do sooner (`early.py`).
+        early: numbers of the parameters that it can read before it waits, by the bits of that word.
         schedule: how the work is done. "streaming" has no products; "skinny" takes weights through
             registers for a few rows; "staged" multiplies with mma.sync what is copied to shared
             memory; "pipelined" and "attention" are those of sm_90a; "unsafe" is no generated text.
@@ -54,6 +56,7 @@ class CudaSource:
     maps: tuple[TensorMap, ...] = ()
     walks: bool = False
     waits: bool = False
+    early: tuple[int, ...] = ()
     schedule: str = "unsafe"
     refused: tuple[tuple[str, str], ...] = ()
 
@@ -84,13 +87,15 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
     entry = f"{function.name}_kernel"
     shared = plan.shared_bytes + -(-emitter.scratch_bytes // 16) * 16
     checked = bool(emitter.sites)
+    parameters = [*_parameters(function), *bounds.PARAMETERS * checked, PARAMETER]
     lines = [
         PRELUDE,
         *with_needed(emitter.helpers | _types(lowered)),
         f'extern "C" __global__ void __launch_bounds__({threads})',
-        f"{entry}({', '.join(_parameters(function) + bounds.PARAMETERS * checked)}) {{",
+        f"{entry}({', '.join(parameters)}) {{",
         "  extern __shared__ __align__(128) char smem[];",
         f"  char* const scratch = smem + {plan.shared_bytes}; (void)scratch;",
+        *START,
         *begin(function),
         *([bounds.place(grid_extents(function))] if checked else []),
         *coordinates(function),
@@ -155,7 +160,7 @@ def _pipelined(function: Function, refused: dict[str, str]) -> CudaSource:
         form = find_form(function)
         schedule, written, maps = "attention", write_attention(form), tuple(form.maps)
     else:
-        if not ring.swapped:
+        if not ring.thin:
             # Of few rows all that is needed behind the loop fits beside the sums.
             sink_past(function, ring.loop)
         schedule, written, maps = "pipelined", write_pipelined(function, ring), tuple(ring.maps)
@@ -169,11 +174,10 @@ def _pipelined(function: Function, refused: dict[str, str]) -> CudaSource:
         PRELUDE,
         *with_needed(written.consumer.helpers | _types(function)),
         *written.head,
-        # One block a multiprocessor: what it may have of the registers depends on that.
-        f'extern "C" __global__ void __launch_bounds__({written.threads}, 1)',
-        f"{entry}({', '.join(head + _parameters(function))}) {{",
+        # What a block may have of the registers depends on how many a multiprocessor has.
+        f'extern "C" __global__ void __launch_bounds__({written.threads}, {written.blocks})',
+        f"{entry}({', '.join([*head, *_parameters(function), PARAMETER])}) {{",
         *written.lines,
-        *END,
         "}",
         "",
     ]
@@ -181,7 +185,7 @@ def _pipelined(function: Function, refused: dict[str, str]) -> CudaSource:
         refused.setdefault(name, f"{schedule} comes first where a kernel has its form")
     return CudaSource(
         "\n".join(lines), entry, written.threads, written.shared_bytes, None, maps, walks=True,
-        waits=True, schedule=schedule, refused=tuple(refused.items()),
+        waits=True, early=written.early, schedule=schedule, refused=tuple(refused.items()),
     )  # fmt: skip
 
 

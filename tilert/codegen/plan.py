@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tilert.codegen.layout import Layout, blocked, mma_accumulator, wgmma_accumulator, wgmma_swapped
+from tilert.codegen.layout import Layout, blocked, mma_accumulator, thin_sums, wgmma_accumulator
 from tilert.codegen.lower import is_thin, uses
 from tilert.dtypes import bf16, f16
 from tilert.ir import Block, Function, Op, Value, walk
@@ -14,6 +14,7 @@ __all__ = [
     "choose_threads",
     "make_group_plan",
     "make_plan",
+    "make_thin_plan",
     "operand_only",
     "source_of",
 ]
@@ -69,7 +70,7 @@ class Plan:
         pipelined: asynchronous operands of each loop.
         warps: (along m, along n) of each mma.
         groups: warpgroups (along m, along n) where they compute the products, None where warps do.
-        swapped: whether they compute them transposed.
+        thin: layouts of left operands in registers, where warps share their columns.
         direct: mma operations whose left operand is taken from registers.
         shared_bytes: shared memory of the operands; scratch follows it.
         least_bytes: fewest bytes for which one access moves several elements.
@@ -81,7 +82,7 @@ class Plan:
     pipelined: dict[Op, list[Operand]] = field(default_factory=dict)
     warps: dict[Op, tuple[int, int]] = field(default_factory=dict)
     groups: tuple[int, int] | None = None
-    swapped: bool = False
+    thin: dict[Value, Layout] = field(default_factory=dict)
     direct: set[Op] = field(default_factory=set)
     shared_bytes: int = 0
     least_bytes: int = 8
@@ -89,8 +90,10 @@ class Plan:
     def accumulator(self, product: Op) -> Layout:
         """Layout of the sums of a product."""
         m, n = product.result.shape
+        if self.thin:
+            return thin_sums(m, n, self.threads // 32)
         if self.groups is not None:
-            return wgmma_swapped(m, n) if self.swapped else wgmma_accumulator(m, n, *self.groups)
+            return wgmma_accumulator(m, n, *self.groups)
         return mma_accumulator(m, n, *self.warps[product])
 
 
@@ -123,10 +126,18 @@ def make_plan(function: Function, threads: int) -> Plan:
     return plan
 
 
-def make_group_plan(function: Function, groups: tuple[int, int], swapped: bool = False) -> Plan:
+def make_group_plan(function: Function, groups: tuple[int, int]) -> Plan:
     """Layouts of a function whose products warpgroups compute, from operands placed elsewhere."""
     # Pairs of 16-bit sums lie side by side, and there are many of them.
-    plan = Plan(128 * groups[0] * groups[1], groups=groups, swapped=swapped, least_bytes=4)
+    plan = Plan(128 * groups[0] * groups[1], groups=groups, least_bytes=4)
+    _assign_layouts(function, plan)
+    return plan
+
+
+def make_thin_plan(function: Function, lefts: dict[Value, Layout], threads: int) -> Plan:
+    """Layouts of a function whose products have left operands in registers, as given, and right
+    ones placed elsewhere."""
+    plan = Plan(threads, thin=lefts, least_bytes=4)
     _assign_layouts(function, plan)
     return plan
 
@@ -207,9 +218,9 @@ class _Classes:
 def _assign_layouts(function: Function, plan: Plan) -> None:
     _prefer_rows(function, plan)
     classes = _Classes()
-    unseen = operand_only(function)
+    unseen = operand_only(function) - set(plan.thin)
     relations: list[tuple[str, Value, Value, int]] = []
-    fixed: list[tuple[Value, Layout]] = []
+    fixed: list[tuple[Value, Layout]] = list(plan.thin.items())
 
     def tile(v: Value) -> bool:
         return bool(v.shape) and v not in unseen
