@@ -45,6 +45,8 @@ from models.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+_QUIET_SECONDS = 0.05
+"""Without requests, after which there is time for other things."""
 _LATE_SECONDS = 5.0
 """After a request's time is up: longest wait for the engine's thread to say so."""
 
@@ -361,11 +363,22 @@ class Engine:
         deliver((sequence, self._closing()) for sequence in left)
 
     def _wait_for_work(self) -> bool:
-        """False once the engine is closed."""
-        with self._wake:
-            while not (self._closed or self._added or self._aborted or self._loop.busy):
-                self._wake.wait()
-            return not self._closed
+        """False once the engine is closed. In quiet times records what requests may need."""
+        runner, quiet = self._loop.runner, False
+        while True:
+            with self._wake:
+                if self._closed or self._added or self._aborted or self._loop.busy:
+                    return not self._closed
+                if not quiet or not runner.left_to_record:
+                    # Requests that follow each other at once wait for no recording.
+                    self._wake.wait(_QUIET_SECONDS if runner.left_to_record else None)
+                    quiet = True
+                    continue
+            try:
+                runner.record_ahead()
+            except Exception:
+                # A request that needs it meets the failure itself, and is told.
+                logger.exception("a prefill cannot be recorded ahead of requests")
 
     def _take_requests(self) -> None:
         with self._wake:

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from grout.memory import (
     step_bytes,
 )
 from grout.pages import PagePool
+from grout.rehearsal import rehearsed
 from grout.runner import RECORDED, Runner, bucket
 from grout.scheduler import Scheduler
 from models.chat_template import ChatTemplate
@@ -70,14 +72,37 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Eng
     limit = context_limit(config, model.config, device.kind)
     report(f"{model.id} on {device.name}, {config.dtype}")
     check_weights(model.config, dtype.itemsize, device.memory()[0], device.name)
-    eos = (*model.config.eos_token_ids, *model.tokenizer.eos_token_ids)
-    grammars = GrammarTokens(model.tokenizer, model.config.vocab_size, eos)
+    grammars = GrammarTokens(model.tokenizer, model.config.vocab_size, _eos(model))
     # Takes seconds for a large vocabulary, beside the weights.
     threading.Thread(target=grammars.prepare, name="grout-grammars", daemon=True).start()
-    transformer = _load(model, device, dtype, limit, config.seed or 0, report)
+    warm_up = (
+        _warm_up_lengths(device.kind, config.chunk(device.kind)),
+        _warm_up_sizes(device.kind, config.max_num_seqs),
+        () if device.kind == "cpu" else RECORDED,
+    )
+    with rehearsed(config, model.config, device, dtype, limit, warm_up, report):
+        transformer = _load(model, device, dtype, limit, config.seed or 0, report)
+        engine = _engine(config, model, transformer, limit, grammars, report)
+        report("warming up")
+        engine.runner.warm_up(*warm_up)
+    grammars.prepare()
+    # What is there now stays: collections that walked a vocabulary would hold steps up.
+    gc.collect()
+    gc.freeze()
+    return engine.start()
 
-    chunk = config.chunk(device.kind)
-    step = step_bytes(config, model.config, device.kind, dtype.itemsize)
+
+def _engine(
+    config: EngineConfig,
+    model: _Model,
+    transformer: Transformer,
+    limit: int,
+    grammars: GrammarTokens,
+    report: Progress,
+) -> Engine:
+    """The engine, with a KV cache of what memory is left."""
+    device, chunk = transformer.device, config.chunk(transformer.device.kind)
+    step = step_bytes(config, model.config, device.kind, transformer.dtype.itemsize)
     plan = plan_cache(
         config,
         limit,
@@ -97,7 +122,7 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Eng
     runner = Runner(
         transformer, cache, max_num_seqs=config.max_num_seqs, eager=config.enforce_eager
     )
-    engine = Engine(
+    return Engine(
         config,
         runner,
         Scheduler(
@@ -111,22 +136,15 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Eng
         model_id=model.id,
         max_model_len=plan.max_model_len,
         vocab_size=model.config.vocab_size,
-        eos_token_ids=eos,
+        eos_token_ids=_eos(model),
         chat_template=model.chat_template,
         default_sampling=default_sampling(_recommended(config, model)),
         grammars=grammars,
     )
-    report("warming up")
-    runner.warm_up(
-        _warm_up_lengths(device.kind, chunk),
-        _warm_up_sizes(device.kind, config.max_num_seqs),
-        () if device.kind == "cpu" else RECORDED,
-    )
-    grammars.prepare()
-    # What is there now stays: collections that walked a vocabulary would hold steps up.
-    gc.collect()
-    gc.freeze()
-    return engine.start()
+
+
+def _eos(model: _Model) -> tuple[int, ...]:
+    return (*model.config.eos_token_ids, *model.tokenizer.eos_token_ids)
 
 
 def _recommended(config: EngineConfig, model: _Model) -> Mapping[str, float | int | bool]:
@@ -200,15 +218,16 @@ def _load(
 
 
 def _tenths(report: Progress) -> Callable[[int, int], None]:
-    """A byte counter that reports each tenth once."""
-    told = -1
+    """A byte counter that reports each tenth once, and how fast bytes have come since the start."""
+    told, start = -1, time.monotonic()
 
     def progress(done: int, total: int) -> None:
         nonlocal told
         tenth = 10 if done >= total else 10 * done // total
         if tenth > told:
             told = tenth
-            report(f"loading weights: {10 * tenth}% of {gib(total)}")
+            rate = done / max(time.monotonic() - start, 1e-6)
+            report(f"loading weights: {10 * tenth}% of {gib(total)}, {rate / 1e9:.2f} GB/s")
 
     return progress
 

@@ -78,6 +78,8 @@ class Runner:
         self._mapped: dict[int, tuple[int, int]] = {}
         self._lanes: dict[int, Lane] = {}
         self._scorer: Scorer | None = None
+        # What records prefills, the longest first.
+        self._ahead: list[Callable[[], None]] = []
         self._make_batches()
 
     @property
@@ -158,7 +160,9 @@ class Runner:
         batch_sizes: Ordered[int] = (1,),
         features: Ordered[Features] = (),
     ) -> None:
-        """Compile and record what requests need: prefills, and decodes of some batch sizes.
+        """Compile all that requests need, and record of it decodes of some batch sizes.
+
+        The layers of prefills, but for the shortest, are left to `record_ahead`.
 
         prompt_lengths: tokens of a prefill, of one prompt and of several; those that never come
         together count as the most that do. features: what sampling is recorded for, beside plain.
@@ -167,11 +171,18 @@ class Runner:
         parts = tuple(dict.fromkeys((PLAIN, *features)))
         # The longest first: the others are recorded in its memory.
         lengths = sorted(prompt_lengths, reverse=True)
+        ahead: list[tuple[int, Callable[[], None]]] = []
         for batch in (self._prompt, self._prompts)[: self._max_num_seqs]:
-            for counts in dict.fromkeys(self._spread(length, batch.size) for length in lengths):
-                self._warm_prefill(batch, counts, PLAIN)
+            spreads = dict.fromkeys(self._spread(length, batch.size) for length in lengths)
+            for number, counts in enumerate(spreads, 1):
+                record = self.transformer.prepare_prefill(self.cache, batch, sum(counts))
+                if record is None or number == len(spreads):
+                    self._warm_prefill(batch, counts, PLAIN)
+                else:
+                    ahead.append((sum(counts), record))
             for part in parts[1:] if lengths else ():
                 self._warm_prefill(batch, self._spread(lengths[-1], 1), part)
+        self._ahead = [record for _, record in sorted(ahead, key=lambda one: -one[0])]
         for size in batch_sizes:
             lane = self._lane(size)
             lane.change(dict.fromkeys(range(size), PADDING), self._prompts.ids)
@@ -179,6 +190,19 @@ class Runner:
             for part in parts:
                 self._run(lane, part)
             self._reader.read((), (), (), False).wait()
+
+    @property
+    def left_to_record(self) -> int:
+        """How many times there is something for `record_ahead` to do."""
+        return len(self._ahead)
+
+    def record_ahead(self) -> None:
+        """Record one prefill that a request may need, the shortest that is left.
+
+        One that is needed before its turn is recorded then, as are all after a failure.
+        """
+        if self._ahead:
+            self._ahead.pop()()
 
     def recover(self) -> None:
         """After a failed step: wait for the device and start over with fresh batches and graphs.
@@ -191,6 +215,7 @@ class Runner:
 
     def close(self) -> None:
         """Wait for what is enqueued, then close every graph."""
+        self._ahead.clear()
         self._device.synchronize()
         for lane in self._lanes.values():
             lane.close()

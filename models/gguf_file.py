@@ -55,9 +55,14 @@ class GGUFTensor:
     rows: NDArray[np.uint8]
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of what `numpy` returns."""
+        return _NATIVE.get(self.type, np.dtype(np.float32))
+
+    @property
     def nbytes(self) -> int:
         """Bytes of what `numpy` returns."""
-        return math.prod(self.shape) * _NATIVE.get(self.type, np.dtype(np.float32)).itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def numpy(self, order: NDArray[np.intp] | None = None) -> NDArray[Any]:
         """The values: F32, F16 and BF16 as they are stored, anything else dequantised to float32.

@@ -1,5 +1,6 @@
 """Checkpoints in one GGUF file: weights, metadata, tokenizer and chat template together."""
 
+import functools
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from models.fields import integer, integers, naming, number, text, texts, token_
 from models.files import reason, shown
 from models.gguf_file import GGUFFile, GGUFTensor
 from models.gguf_tokenizer import control_token, gguf_tokenizer
+from models.stored import Held, Stored
 from models.tokenizer import Tokenizer
 from models.weights import check_layer_count, check_tensors, check_vocabulary
 
@@ -61,9 +63,12 @@ class GGUFCheckpoint:
     def nbytes(self) -> int:
         return sum(self._file.tensors[stored].nbytes for stored in self._names)
 
-    def tensors(self) -> Iterator[tuple[str, NDArray[Any]]]:
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        """See `Checkpoint`."""
         for stored, name in self._names.items():
-            yield name, self._file.tensors[stored].numpy(self._row_order(name))
+            tensor = self._file.tensors[stored]
+            make = functools.partial(tensor.numpy, self._row_order(name))
+            yield name, Held(tensor.shape, tensor.dtype, make)
 
     def tokenizer(self) -> Tokenizer:
         where = str(self._file.path)

@@ -1,7 +1,9 @@
 """A model's weights on a device: `Parameters`, read from a checkpoint or made up."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -9,6 +11,7 @@ import tilert
 from models.config import ModelConfig
 from models.errors import LoadError
 from models.kernels import fill_normal
+from models.stored import Stored
 from models.tiling import tiling
 from models.weights import Checkpoint, expected_shapes
 from tilert import Array, Device, DType
@@ -17,6 +20,9 @@ __all__ = ["LayerParameters", "Parameters", "Progress"]
 
 Progress = Callable[[int, int], None]
 """Called with bytes read so far and in all."""
+
+_READERS = 8
+"""Threads that read tensors: of a disk, as many requests at a time."""
 
 RANDOM_STD = 0.02
 """Standard deviation of made-up matrices (`initializer_range` of Qwen3 and llama configs)."""
@@ -107,15 +113,36 @@ class Parameters:
         dtype: DType,
         progress: Progress | None = None,
     ) -> "Parameters":
-        """Upload a checkpoint's tensors as they come, rounded to `dtype` on the host.
+        """Upload a checkpoint's tensors, several at a time, rounded to `dtype` on the host.
 
         Raises:
-            LoadError: if a tensor is missing or does not belong to the model.
+            LoadError: if a tensor is missing, cannot be read or does not belong to the model.
             tilert.DeviceError: if the device's memory is too small.
         """
         self = cls(checkpoint.config, device, dtype)
+        pairs = self._paired(checkpoint)
+        done, total = 0, checkpoint.nbytes
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="grout-weights") as pool:
+            reading = {
+                pool.submit(tilert.fill_from, place, partial(tensor.read_as, dtype.numpy)): (
+                    tensor.nbytes
+                )
+                for place, tensor in pairs
+            }
+            try:
+                for read in as_completed(reading):
+                    read.result()
+                    done += reading.pop(read)
+                    if progress is not None:
+                        progress(done, total)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return self
+
+    def _paired(self, checkpoint: Checkpoint) -> Iterator[tuple[Array, Stored]]:
+        """Each tensor with where it goes. Raises LoadError, for what is missing at the end."""
         waiting = dict(self._places)
-        done = 0
         for name, tensor in checkpoint.tensors():
             place = waiting.pop(name, None)
             if place is None or tuple(tensor.shape) != place.shape:
@@ -123,13 +150,9 @@ class Parameters:
                     f"{checkpoint.id}: tensor {name} of shape {list(tensor.shape)} does not fit"
                     " the model's configuration"
                 )
-            place.copy_from(np.asarray(tensor, dtype.numpy))
-            done += tensor.nbytes
-            if progress is not None:
-                progress(done, checkpoint.nbytes)
+            yield place, tensor
         if waiting:
             raise LoadError(f"{checkpoint.id}: tensor {min(waiting)} is missing")
-        return self
 
     @classmethod
     def random(

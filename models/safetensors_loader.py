@@ -9,13 +9,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from models.chat_template import ChatTemplate
 from models.config import ModelConfig
 from models.errors import ConfigError, LoadError
 from models.files import is_file, read_json, reason, shown
+from models.stored import FileTensor, OpenFile, Stored
 from models.tokenizer import Tokenizer
 from models.weights import Shape, check_layer_count, check_tensors, check_vocabulary
 
@@ -43,8 +43,9 @@ _LAYER_NAMES = {
 
 
 @dataclass(frozen=True)
-class _Stored:
-    name: str
+class _Entry:
+    """Where a tensor lies."""
+
     shape: Shape
     dtype: np.dtype[Any]
     file: Path
@@ -67,22 +68,19 @@ class SafetensorsCheckpoint:
         self.id = model_id or folder.resolve().name
         self.config = read_config(folder)
         self._folder = folder
-        self._stored = _read_headers(folder, self.config)
+        self._entries = _read_headers(folder, self.config)
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._stored.values())
+        return sum(entry.nbytes for entry in self._entries.values())
 
-    def tensors(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        opened: tuple[Path, NDArray[np.uint8]] | None = None
-        for name, stored in self._stored.items():
-            if opened is None or opened[0] != stored.file:
-                opened = stored.file, _map(stored.file)
-            raw = opened[1][stored.offset : stored.offset + stored.nbytes]
-            if raw.nbytes != stored.nbytes:
-                raise LoadError(f"{stored.file}: the file was cut short while it was in use")
-            # Headers need not leave tensors aligned; NumPy copes with unaligned views.
-            yield name, raw.view(stored.dtype).reshape(stored.shape)
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        """See `Checkpoint`."""
+        opened: OpenFile | None = None
+        for name, entry in self._entries.items():
+            if opened is None or opened.path != entry.file:
+                opened = OpenFile(entry.file)
+            yield name, FileTensor(entry.shape, entry.dtype, opened, entry.offset)
 
     def tokenizer(self) -> Tokenizer:
         tokenizer = Tokenizer.from_folder(self._folder)
@@ -108,13 +106,13 @@ def read_config(folder: Path) -> ModelConfig:
     )
 
 
-def _read_headers(folder: Path, config: ModelConfig) -> dict[str, _Stored]:
+def _read_headers(folder: Path, config: ModelConfig) -> dict[str, _Entry]:
     """The model's tensors by canonical name, in the order of the files and offsets."""
     headers = {file: _header(file) for file in _shards(folder)}
     where = _described(folder, headers)
     check_layer_count(config, sum(map(len, headers.values())), where)
     canonical = {stored: name for name, stored in _hf_names(config).items()}
-    found: dict[str, _Stored] = {}
+    found: dict[str, _Entry] = {}
     unknown: list[str] = []
     for file, header in headers.items():
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
@@ -131,8 +129,7 @@ def _read_headers(folder: Path, config: ModelConfig) -> dict[str, _Stored]:
                     f"{file}: tensor {name} has type {entry['dtype']}; "
                     f"supported are {', '.join(_DTYPES)}"
                 )
-            found[canonical[name]] = _Stored(
-                name,
+            found[canonical[name]] = _Entry(
                 tuple(entry["shape"]),
                 _DTYPES[entry["dtype"]],
                 file,
@@ -231,11 +228,3 @@ def _why_unreadable(file: Path, error: Exception) -> str:
     except OSError:
         pass
     return f"truncated or not a safetensors file ({reason(error)})"
-
-
-def _map(file: Path) -> NDArray[np.uint8]:
-    try:
-        # A plain ndarray over the map: slicing np.memmap objects is several times slower.
-        return np.asarray(np.memmap(file, dtype=np.uint8, mode="r"))
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{file}: cannot be mapped: {reason(error)}") from None

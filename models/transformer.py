@@ -1,7 +1,7 @@
 """The model on a device: what one decode step and one prefill chunk run, op by op."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,8 +18,9 @@ from models.rope import rope_tables
 from models.sampler import sample, score
 from models.scratch import Scratch
 from models.slot import PLAIN, Features, Slot
-from models.tiling import ProductTiles, tiling_of
+from models.tiling import ProductTiles
 from models.weights import Checkpoint
+from models.winners import tuned_tiling
 from tilert import Array, Device, DType, IndexMap
 
 __all__ = ["PAGE_SIZE", "Transformer"]
@@ -45,7 +46,7 @@ class Transformer:
         self.dtype: DType = parameters.dtype
         self.max_len = max_len
         self.page_size = PAGE_SIZE
-        self._tiling = tiling_of(self.device, self.dtype)
+        self._tiling = tuned_tiling(self.device, self.dtype)
         cos, sin = rope_tables(self.config, max_len)
         self._cos = tilert.from_numpy(cos, self.device)
         self._sin = tilert.from_numpy(sin, self.device)
@@ -163,10 +164,7 @@ class Transformer:
             self._prefill_sample(cache, batch, features)
             self._hidden = scratch.x[:count]
             return
-        if size not in batch.prefills:
-            prompt, scratch = Prompt(size, batch.size, self.device), self._prefill_scratch(size)
-            work = partial(self._prefill_layers, cache, batch, prompt, scratch)
-            batch.prefills[size] = prompt, scratch, tilert.capture(self.device, work)
+        self._record_prefill(cache, batch, size)
         if features not in batch.prefill_samplings:
             work = partial(self._prefill_sample, cache, batch, features)
             batch.prefill_samplings[features] = tilert.capture(self.device, work)
@@ -176,12 +174,41 @@ class Transformer:
         batch.prefill_samplings[features].replay()
         self._hidden = scratch.x[:count]
 
+    def prepare_prefill(
+        self, cache: KVCache, batch: Batch, count: int
+    ) -> Callable[[], None] | None:
+        """Compile what `prefill` of so many tokens runs before the logits; gives what records it.
+
+        Of the largest first: others work in its memory. None, and nothing is done, where a prefill
+        of so many tokens is not recorded.
+        """
+        size = self._tiling.recorded_prompt(count)
+        if size is None:
+            return None
+        prompt, scratch = Prompt(size, batch.size, self.device), self._prefill_scratch(size)
+        # All layers run the same kernels.
+        one = partial(self._prefill_layers, cache, batch, prompt, scratch, 1)
+        tilert.capture(self.device, one).close()
+        return partial(self._record_prefill, cache, batch, size)
+
+    def _record_prefill(self, cache: KVCache, batch: Batch, size: int) -> None:
+        """Record the layers of a prefill of a size, unless they are."""
+        if size not in batch.prefills:
+            prompt, scratch = Prompt(size, batch.size, self.device), self._prefill_scratch(size)
+            work = partial(self._prefill_layers, cache, batch, prompt, scratch)
+            batch.prefills[size] = prompt, scratch, tilert.capture(self.device, work)
+
     def _prefill_layers(
-        self, cache: KVCache, batch: Batch, prompt: Prompt, scratch: Scratch
+        self,
+        cache: KVCache,
+        batch: Batch,
+        prompt: Prompt,
+        scratch: Scratch,
+        layers: int | None = None,
     ) -> None:
-        """The ops of a prefill before the logits."""
+        """The ops of a prefill before the logits, of all layers or the first ones."""
         self._embed(scratch.x, prompt.ids)
-        for number, layer in enumerate(self.parameters.layers):
+        for number, layer in enumerate(self.parameters.layers[:layers]):
             self._queries(cache, number, layer, scratch, prompt.positions, prompt.index)
             self._prefill_attention(cache, number, scratch, batch.index.rows, prompt)
             self._residual(scratch.attended, layer.o, scratch)
@@ -361,7 +388,7 @@ class Transformer:
             *inputs,
             **consts,
         ).run()
-        kernels.merge_splits(out.partition(1, group, dim), acc, best, total).run()
+        kernels.merge_splits(out.partition(1, 1, dim), acc, best, total).run()
 
     def _prefill_attention(
         self, cache: KVCache, number: int, scratch: Scratch, rows: Array, prompt: Prompt

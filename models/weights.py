@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Protocol
 
 from models.chat_template import ChatTemplate
 from models.config import ModelConfig
 from models.errors import LoadError
 from models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from models.stored import Stored
 
 Shape = tuple[int, ...]
 
@@ -28,12 +29,11 @@ class Checkpoint(Protocol):
     def nbytes(self) -> int:
         """Bytes of all the arrays that `tensors` yields together."""
 
-    def tensors(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yields (canonical name, array) in the order of the files, each exactly once.
+    def tensors(self) -> "Iterator[tuple[str, Stored]]":
+        """Yields (canonical name, tensor) in the order of the files, each exactly once.
 
-        Arrays are read-only views of memory-mapped files where the stored type allows it:
-        float32, float16 or bfloat16 (`ml_dtypes`). Keep no reference to one for longer than
-        needed, so that its pages can be reclaimed. Raises LoadError if a file has vanished.
+        Nothing is read until a tensor is. Keep no reference to one for longer than needed: it may
+        have its file open, or hold what it has decoded. Raises LoadError if a file has vanished.
         """
 
     def tokenizer(self) -> Tokenizer:

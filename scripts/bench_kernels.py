@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import tilert
-from scripts.kernel_cases import GROUPS, PEER, Case, Variant, case_of, cases, step, variant_of
+from scripts.kernel_cases import GROUPS, PEERS, Case, Variant, case_of, cases, step, variant_of
 from scripts.kernel_report import Result, plot, rows, summary, table
 from scripts.kernel_work import Memory, Work, switch, work_of
 from scripts.read_bandwidth import read_bandwidth
@@ -92,20 +92,20 @@ def measure(memory: Memory, work: Work, variant: Variant) -> Result:
     Raises:
         RuntimeError: for the peer, where none is installed; where the output is not written.
     """
-    if variant.name == PEER and memory.torch is None:
+    if variant.name in PEERS and memory.torch is None:
         raise RuntimeError("torch is not installed")
     switch(memory.device, variant)
     calls = [work.call(variant, i) for i in range(work.copies)]
     memory.poison(work.outputs[0])
     result = calls[0]()
-    if variant.name == PEER:
+    if variant.name in PEERS:
         work.settle(result)
     error = error_of(*work.check())
     for call in calls[1:]:
         call()
     memory.synchronize()
     count = calls_of(work.case, work.copies)
-    if variant.name == PEER:
+    if variant.name in PEERS:
         times = time_theirs(memory.torch, calls, count)
     else:
         times = time_ours(memory.device, calls, count)

@@ -59,7 +59,7 @@ class Walk:
     several: tuple[int, ...]
 
 
-_ALL = Walk(batches=(1, 2, 32, 128), prompts=(5, 40, 200, 1000, 4096), several=(5, 200))
+_ALL = Walk(batches=(1, 2, 8, 16, 32, 128), prompts=(5, 40, 200, 1000, 4096), several=(5, 200))
 """Both sides of every switch in models.tiling."""
 _LARGEST = Walk(batches=(1, 128), prompts=(40, 4096), several=())
 """A size for every schedule, and of the tiles the largest, which take most registers."""
@@ -71,10 +71,15 @@ _OWN = {
     "skinny": ("LDG.128",),
     "staged": ("HMMA", "LDSM", "LDGSTS.128"),
     "pipelined": ("HGMMA", "UTMALDG"),
+    "thin": ("HMMA", "LDSM", "UTMALDG"),
     "attention": ("HGMMA", "UTMALDG"),
 }
 """What a new row requires, where all of its kernels have it: what makes the schedule."""
-_FOREIGN = {"pipelined": ("HMMA", "LDGSTS"), "attention": ("HMMA", "LDGSTS")}
+_FOREIGN = {
+    "pipelined": ("HMMA", "LDGSTS"),
+    "thin": ("HGMMA", "LDGSTS"),
+    "attention": ("HMMA", "LDGSTS"),
+}
 """What a new row forbids besides local memory, where none of its kernels has it."""
 _LOCAL = ("LDL", "STL")
 

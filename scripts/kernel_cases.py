@@ -3,9 +3,14 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["GROUPS", "NONE", "PEER", "Case", "Variant", "case_of", "cases", "variant_of"]
+__all__ = [
+    "COMPILED", "GROUPS", "NONE", "PEER", "PEERS", "Case", "Variant", "case_of", "cases",
+    "variant_of",
+]  # fmt: skip
 
-PEER = "peer"
+PEER, COMPILED = "peer", "compiled"
+PEERS = (PEER, COMPILED)
+"""The peer's library, and what its compiler makes of its Python."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Case:
         match self.group:
             case "gemm" | "skinny":
                 return 2 * self["m"] * self["n"] * self["k"]
+            case "gated":
+                return 4 * self["m"] * self["n"] * self["k"]
             case "prefill":
                 t = self["tokens"]
                 return 4 * self["heads"] * self["dim"] * (t * (t + 1) // 2)
@@ -53,6 +60,9 @@ class Case:
             case "gemm" | "skinny":
                 m, n, k = self["m"], self["n"], self["k"]
                 return size * (m * k + n * k + m * n)
+            case "gated":
+                m, n, k = self["m"], self["n"], self["k"]
+                return size * (m * k + 2 * n * k + m * n)
             case "prefill":
                 rows = 2 * self["heads"] + 2 * self["kv_heads"]
                 return size * self["tokens"] * rows * self["dim"]
@@ -69,7 +79,7 @@ class Variant:
     """One way to run a case.
 
     Attributes:
-        name: `PEER`, "ours" as the engine runs it, or "plain" without schedules of one target.
+        name: of `PEERS`, "ours" as the engine runs it, or "plain" without schedules of one target.
         schedules: what TILERT_SCHEDULES is.
         tile: tile sizes, where they are not those of `models.tiling`.
     """
@@ -82,6 +92,7 @@ class Variant:
 NONE = "none"
 """For `Variant.schedules`: the schedule of every target alone."""
 _PEER = Variant(PEER)
+_COMPILED = Variant(COMPILED)
 _OURS = Variant("ours")
 _PLAIN = Variant("plain", NONE)
 
@@ -113,6 +124,18 @@ def _gemm() -> list[Case]:
     ]
 
 
+GATED = {"4B": (9728, 2560), "32B": (25600, 5120)}
+"""Outputs and inputs of the first half of Qwen3's feed-forward layers."""
+
+
+def _gated() -> list[Case]:
+    return [
+        _product("gated", name, tokens, *sizes)
+        for tokens in (2048, 512, 8192)
+        for name, sizes in GATED.items()
+    ]
+
+
 def _skinny() -> list[Case]:
     return [
         _product("skinny", name, tokens, *sizes)
@@ -122,12 +145,17 @@ def _skinny() -> list[Case]:
 
 
 def _streaming() -> list[Case]:
+    def rows(name: str, count: int, columns: int, dtype: str) -> Case:
+        return Case("streaming", name, (("rows", count), ("columns", columns)), dtype)
+
     return [
-        Case("streaming", name, (("rows", 1 << (power - 12)), ("columns", 4096)), dtype)
-        for dtype in ("bf16", "f32")
-        for name in ("copy", "add", "swiglu", "rms_norm")
-        for power in (24, 26, 28)
-    ]
+        *(rows(name, 1 << (power - 12), 4096, dtype)
+          for power in (30, 28, 26, 24)
+          for dtype in ("bf16", "f32")
+          for name in ("copy", "add", "swiglu", "rms_norm")),
+        # A model's width, from a prompt's chunk to what fills the memory.
+        *(rows("rms_norm", count, 2560, "bf16") for count in (1 << 18, 1 << 16, 1 << 12)),
+    ]  # fmt: skip
 
 
 def _prefill() -> list[Case]:
@@ -149,20 +177,26 @@ def _decode() -> list[Case]:
 
 GROUPS = {
     "gemm": _gemm,
+    "gated": _gated,
     "skinny": _skinny,
     "streaming": _streaming,
     "prefill": _prefill,
     "decode": _decode,
 }
 
-_SCHEDULED = ("gemm", "skinny", "prefill")
+_SCHEDULED = ("gemm", "gated", "skinny", "prefill")
 """What has schedules of single targets."""
+_FUSED = ("swiglu", "rms_norm")
+"""What the peer's compiler makes one kernel of, where its library has several or a slower one."""
 
 
 def cases(group: str) -> list[tuple[Case, list[Variant]]]:
-    """The cases of a group, each with its variants: the peer, then ours."""
+    """The cases of a group, each with its variants: the peers, then ours."""
     ours = [_OURS, _PLAIN] if group in _SCHEDULED else [_OURS]
-    return [(case, [_PEER, *ours]) for case in GROUPS[group]()]
+    return [
+        (case, [_PEER, *([_COMPILED] if case.name in _FUSED else []), *ours])
+        for case in GROUPS[group]()
+    ]
 
 
 def case_of(values: dict[str, Any]) -> Case:

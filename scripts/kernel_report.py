@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from scripts.kernel_cases import PEER, Case, case_of
+from scripts.kernel_cases import PEERS, Case, case_of
 from scripts.serving_plot import COLORS, legend, nice_limit
 
 __all__ = ["Row", "plot", "rows", "summary", "table"]
@@ -39,19 +39,25 @@ class Row:
     @property
     def best(self) -> str | None:
         """Our fastest variant whose error is no larger than it may be."""
-        ours = [v for v in self.rates if v != PEER and self.exact(v)]
+        ours = [v for v in self.rates if v not in PEERS and self.exact(v)]
         return max(ours, key=self.rates.__getitem__, default=None)
 
     @property
+    def peer(self) -> str | None:
+        """The fastest peer."""
+        return max(set(PEERS) & self.rates.keys(), key=self.rates.__getitem__, default=None)
+
+    @property
     def ratio(self) -> float | None:
-        """Our best rate over the peer's."""
-        if self.best is None or PEER not in self.rates:
+        """Our best rate over the fastest peer's."""
+        if self.best is None or self.peer is None:
             return None
-        return self.rates[self.best] / self.rates[PEER]
+        return self.rates[self.best] / self.rates[self.peer]
 
     def exact(self, variant: str) -> bool:
-        """Whether the error is at most the peer's times `ERROR_LIMIT`; without a peer, 2 %."""
-        limit = self.errors[PEER] * ERROR_LIMIT if PEER in self.errors else 2e-2
+        """Whether the error is at most that of the fastest peer times `ERROR_LIMIT`; without a
+        peer, 2 %."""
+        limit = self.errors[self.peer] * ERROR_LIMIT if self.peer is not None else 2e-2
         return self.errors[variant] <= limit
 
 
@@ -74,13 +80,17 @@ def rows(results: Sequence[Result]) -> list[Row]:
 def ceilings(found: Sequence[Row], read_bandwidth: float | None) -> dict[str, float | None]:
     """The most that a group could reach in this run, in its unit.
 
-    Of what arithmetic bounds: the best rate of the peer at any of the group's cases; of the others:
-    the read bandwidth.
+    Of what arithmetic bounds: the best rate of a peer at any of the group's cases; of what streams:
+    the best of anybody's copies; of the others: the read bandwidth.
     """
     out: dict[str, float | None] = {}
     for group in {row.case.group for row in found}:
-        peers = [r.rates[PEER] for r in found if r.case.group == group and PEER in r.rates]
-        out[group] = max(peers, default=None) if group in COMPUTE else read_bandwidth
+        mine = [row for row in found if row.case.group == group]
+        peers = [row.rates[row.peer] for row in mine if row.peer is not None]
+        copies = [rate for row in mine if row.case.name == "copy" for rate in row.rates.values()]
+        out[group] = max(peers if group in COMPUTE else copies, default=None)
+        if group not in COMPUTE and not copies:
+            out[group] = read_bandwidth
     return out
 
 
@@ -124,8 +134,8 @@ def _line(row: Row, names: Sequence[str], ceiling: float | None) -> str:
     ratio = "" if row.ratio is None else f"{row.ratio:.3f}"
     share = "" if best is None or ceiling is None else f"{row.rates[best] / ceiling:.1%}"
     error = ""
-    if best is not None and row.errors.get(PEER):
-        error = f"{row.errors[best] / row.errors[PEER]:.2f}"
+    if best is not None and row.peer is not None and row.errors[row.peer]:
+        error = f"{row.errors[best] / row.errors[row.peer]:.2f}"
     return f"| {row.case.label} | {' | '.join(cells)} | {ratio} | {share} | {error} |"
 
 
@@ -134,7 +144,7 @@ def _rate(row: Row, name: str) -> str:
         return "failed"
     if name not in row.rates:
         return ""
-    wrong = "" if name == PEER or row.exact(name) else " (wrong)"
+    wrong = "" if name in PEERS or row.exact(name) else " (wrong)"
     return f"{row.rates[name] / 1e12:.4g}{wrong}"
 
 

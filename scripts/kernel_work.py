@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 import tilert
 from models import kernels
-from models.tiling import ProductTiles, Tiling, tiling, tiling_of
-from scripts.kernel_cases import NONE, PEER, Case, Variant
+from models.tiling import ProductTiles, Tiling, tiling
+from models.winners import tuned_tiling
+from scripts.kernel_cases import COMPILED, NONE, PEER, Case, Variant
 from tilert import Array, Device, Mut, Ref, bf16, f16, f32
 from tilert.language import exp
 
@@ -132,6 +133,8 @@ class Work:
         # An array repeats the launches that it has had, also those of another variant.
         ours = self.outputs[i].ours
         self.outputs[i].ours = ours.reshape(*ours.shape)
+        if variant.name == COMPILED:
+            return self._compiled(i)
         return self._theirs(i) if variant.name == PEER else self._ours(variant, i)
 
     def tiling(self, variant: Variant) -> Tiling:
@@ -139,12 +142,16 @@ class Work:
         device = self.memory.device
         if variant.schedules == NONE:
             return tiling(device.kind)
-        return tiling_of(device, DTYPES[self.case.dtype])
+        return tuned_tiling(device, DTYPES[self.case.dtype])
 
     def _ours(self, variant: Variant, i: int) -> Call:
         raise NotImplementedError
 
     def _theirs(self, i: int) -> Call:
+        raise NotImplementedError
+
+    def _compiled(self, i: int) -> Call:
+        """What the peer's compiler makes of several of its operations."""
         raise NotImplementedError
 
     def settle(self, result: Any) -> None:
@@ -207,6 +214,48 @@ class Product(Work):
         return self.memory.sample(self.outputs[0], rows, columns), x @ w.T
 
 
+class Gated(Work):
+    """y = silu(x @ w[0].T) * (x @ w[1].T); the peer's time is that of the products alone."""
+
+    def __init__(self, memory: Memory, case: Case, copies: int) -> None:
+        super().__init__(memory, case, copies)
+        m, n, k = case["m"], case["n"], case["k"]
+        self._x = [memory.random((m, k), case.dtype) for _ in range(copies)]
+        self._w = [memory.random((2, n, k), case.dtype) for _ in range(copies)]
+        self.outputs = [memory.empty((m, n), case.dtype) for _ in range(copies)]
+
+    def _ours(self, variant: Variant, i: int) -> Call:
+        m, n, k = self.case["m"], self.case["n"], self.case["k"]
+        chosen = self.tiling(variant).gate_up(m, n, k)
+        tiles = ProductTiles(*variant.tile) if variant.tile else chosen
+        y, x, w = self.outputs[i].ours, self._x[i].ours, self._w[i].ours
+        return lambda: kernels.gate_up_silu(
+            y.partition(tiles.rows, tiles.columns), x, w, bk=tiles.depth
+        ).run()
+
+    def _theirs(self, i: int) -> Call:
+        matmul, n, k = self.memory.torch.matmul, self.case["n"], self.case["k"]
+        x, w = self._x[i].theirs, self._w[i].theirs.reshape(2 * n, k).T
+        return lambda: matmul(x, w)
+
+    def settle(self, result: Any) -> None:
+        """See `Work`."""
+        n = self.case["n"]
+        gate = self.memory.torch.nn.functional.silu(result[:, :n].float())
+        self.outputs[0].theirs.copy_(gate * result[:, n:].float())
+
+    def check(self) -> tuple[Floats, Floats]:
+        """See `Work`."""
+        rows = self.sampled(self.case["m"], SAMPLED_ROWS)
+        columns = self.sampled(self.case["n"], SAMPLED_COLUMNS)
+        depth = np.arange(self.case["k"])
+        x = self.memory.sample(self._x[0], rows, depth)
+        gate, up = (
+            x @ self.memory.sample(self._w[0], np.array([i]), columns, depth)[0].T for i in (0, 1)
+        )
+        return self.memory.sample(self.outputs[0], rows, columns), gate / (1 + np.exp(-gate)) * up
+
+
 class Streaming(Work):
     """Elementwise work and row norms on [rows, columns]."""
 
@@ -214,36 +263,48 @@ class Streaming(Work):
         super().__init__(memory, case, copies)
         shape = case["rows"], case["columns"]
         self._a = [memory.random(shape, case.dtype) for _ in range(copies)]
-        self._b = [memory.random(shape, case.dtype) for _ in range(copies)]
+        second = copies if case.name in ("add", "swiglu") else 0
+        self._b = [memory.random(shape, case.dtype) for _ in range(second)]
         self._gain = memory.random(shape[1:], case.dtype)
         self.outputs = [memory.empty(shape, case.dtype) for _ in range(copies)]
 
     def _ours(self, variant: Variant, i: int) -> Call:
-        y, a, b = self.outputs[i].ours, self._a[i].ours, self._b[i].ours
+        y, a, gain = self.outputs[i].ours, self._a[i].ours, self._gain.ours
         columns = self.case["columns"]
+        tile = 1, min(columns, 2048)
         match self.case.name:
             case "copy":
-                return lambda: copy(y.partition(1, columns), a).run()
-            case "add":
-                return lambda: add(y.partition(1, columns), a, b).run()
-            case "swiglu":
-                return lambda: swiglu(y.partition(1, columns), a, b).run()
-        gain = self._gain.ours
-        return lambda: kernels.rms_norm(y.partition(1, columns), a, gain, eps=EPS).run()
+                return lambda: copy(y.partition(*tile), a).run()
+            case "rms_norm":
+                return lambda: kernels.rms_norm(y.partition(1, columns), a, gain, eps=EPS).run()
+        kernel, b = add if self.case.name == "add" else swiglu, self._b[i].ours
+        return lambda: kernel(y.partition(*tile), a, b).run()
 
     def _theirs(self, i: int) -> Call:
         torch, y = self.memory.torch, self.outputs[i].theirs
-        a, b, gain = self._a[i].theirs, self._b[i].theirs, self._gain.theirs
+        a, gain = self._a[i].theirs, self._gain.theirs
         match self.case.name:
             case "copy":
                 return lambda: y.copy_(a)
-            case "add":
-                return lambda: torch.add(a, b, out=y)
-            case "swiglu":
-                # Two kernels, as torch has no one for it; its own compiler is no library.
-                return lambda: torch.mul(torch.nn.functional.silu(a), b, out=y)
-        norm, shape = torch.nn.functional.rms_norm, gain.shape
-        return lambda: norm(a, shape, gain, EPS)
+            case "rms_norm":
+                norm, shape = torch.nn.functional.rms_norm, gain.shape
+                return lambda: norm(a, shape, gain, EPS)
+        b = self._b[i].theirs
+        if self.case.name == "add":
+            return lambda: torch.add(a, b, out=y)
+        # Two kernels, as the library has no one for it.
+        return lambda: torch.mul(torch.nn.functional.silu(a), b, out=y)
+
+    def _compiled(self, i: int) -> Call:
+        """See `Work`."""
+        functional, compiler = self.memory.torch.nn.functional, self.memory.torch.compile
+        a, gain, shape = self._a[i].theirs, self._gain.theirs, self._gain.theirs.shape
+        if self.case.name == "swiglu":
+            both = compiler(lambda a, b: functional.silu(a) * b, dynamic=False)
+            b = self._b[i].theirs
+            return lambda: both(a, b)
+        norm = compiler(lambda a, gain: functional.rms_norm(a, shape, gain, EPS), dynamic=False)
+        return lambda: norm(a, gain)
 
     def settle(self, result: Any) -> None:
         """See `Work`."""
@@ -252,17 +313,15 @@ class Streaming(Work):
     def check(self) -> tuple[Floats, Floats]:
         """See `Work`."""
         index = self.sampled(self.case["rows"], SAMPLED_ROWS), np.arange(self.case["columns"])
-        a, b = self.memory.sample(self._a[0], *index), self.memory.sample(self._b[0], *index)
-        got = self.memory.sample(self.outputs[0], *index)
+        a, got = self.memory.sample(self._a[0], *index), self.memory.sample(self.outputs[0], *index)
         match self.case.name:
             case "copy":
                 return got, a
-            case "add":
-                return got, a + b
-            case "swiglu":
-                return got, a / (1 + np.exp(-a)) * b
-        gain = self.memory.sample(self._gain, index[1])
-        return got, a / np.sqrt((a * a).mean(1, keepdims=True) + EPS) * gain
+            case "rms_norm":
+                gain = self.memory.sample(self._gain, index[1])
+                return got, a / np.sqrt((a * a).mean(1, keepdims=True) + EPS) * gain
+        b = self.memory.sample(self._b[0], *index)
+        return got, a + b if self.case.name == "add" else a / (1 + np.exp(-a)) * b
 
 
 def attention(q: Floats, k: Floats, v: Floats, seen: int) -> Floats:
@@ -375,7 +434,7 @@ class Decode(Work):
                 acc.partition(1, 1, group, dim), best.partition(1, 1, group),
                 total.partition(1, 1, group), *inputs, **consts,
             ).run()  # fmt: skip
-            kernels.merge_splits(y.partition(1, group, dim), acc, best, total).run()
+            kernels.merge_splits(y.partition(1, 1, dim), acc, best, total).run()
 
         return call
 
@@ -415,6 +474,7 @@ class Decode(Work):
 
 
 _WORK: dict[str, type[Work]] = {
+    "gated": Gated,
     "gemm": Product,
     "skinny": Product,
     "streaming": Streaming,

@@ -13,15 +13,17 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 import tilert
 from models.tiling import HopperTiling, TileCost, quickest, time_of
 from scripts.bench_kernels import copies_of, measure
-from scripts.kernel_cases import PROJECTIONS, Case, Variant
+from scripts.kernel_cases import GATED, PROJECTIONS, Case, Variant
 from scripts.kernel_work import Memory, work_of
 
 TOKENS = (4, 16, 32, 64, 128, 192, 256, 384, 512, 1024, 2048, 8192)
@@ -31,16 +33,29 @@ MOST_SHARED = 512
 MARGIN = 1.12
 """What takes less than this times what memory takes says nothing about the products."""
 
+CLOCK_TOKENS, CLOCK_TURNS = 192, 8
+"""Tokens above which a product draws so much power that the clock differs from shape to shape;
+turns in which clocks and costs are fitted."""
+
 Row = dict[str, Any]
+
+
+KINDS = {
+    "gemm": ("product", PROJECTIONS, HopperTiling.product_costs, HopperTiling.bandwidth),
+    "gated": ("gate_up", GATED, HopperTiling.gate_up_costs, HopperTiling.gate_up_bandwidth / 2),
+}
+"""By the group of `bench_kernels`: what `Tiling` is asked for, shapes, tiles, and bytes of operands
+a microsecond; of two products as if memory had half its bandwidth."""
 
 
 def tries() -> Iterator[tuple[Case, Variant]]:
     """Every tile and number of shares that makes sense of every shape."""
-    for tokens in TOKENS:
-        for name, (outputs, inputs) in PROJECTIONS.items():
-            case = Case("gemm", name, (("m", tokens), ("n", outputs), ("k", inputs)))
-            for tile in HopperTiling.product_costs:
-                for shares in SHARES if tokens <= MOST_SHARED else (1,):
+    for tokens, (group, (kind, shapes, tiles, _)) in product(TOKENS, KINDS.items()):
+        shared = kind == "product" and tokens <= MOST_SHARED
+        for name, (outputs, inputs) in shapes.items():
+            case = Case(group, name, (("m", tokens), ("n", outputs), ("k", inputs)))
+            for tile in tiles:
+                for shares in SHARES if shared else (1,):
                     if tile.rows < tokens + 64:
                         sizes = (tile.rows, tile.columns, tile.depth, shares)
                         yield case, Variant("x".join(map(str, sizes)), "", sizes)
@@ -58,6 +73,7 @@ def run(memory: Memory, found: Iterable[tuple[Case, Variant]], seconds: float) -
             work = work_of(memory, case, copies_of(case))
         got = measure(memory, work, variant)
         yield {
+            "kind": KINDS[case.group][0],
             "tokens": case["m"],
             "outputs": case["n"],
             "inputs": case["k"],
@@ -70,29 +86,49 @@ def run(memory: Memory, found: Iterable[tuple[Case, Variant]], seconds: float) -
 def fit(rows: Sequence[Row], bandwidth: float) -> tuple[TileCost, ...]:
     """Costs of each tile: least squares of relative differences, of what memory does not bound.
 
+    What a shape of many tokens takes with all tiles alike, more or less than their costs say, is
+    the clock of the device while it was measured, and is left out of them.
+
     Args:
         bandwidth: bytes of operands a microsecond.
     """
-    costs = []
-    for high, wide, deep in sorted({tuple(row["tile"][:3]) for row in rows}):
-        wave_only = TileCost(high, wide, deep, 1.0, 0.0)
-        step_only = TileCost(high, wide, deep, 0.0, 1.0)
-        points = []
-        for row in rows:
-            if row["tile"][:3] != [high, wide, deep]:
-                continue
-            shape = row["tokens"], row["outputs"], row["inputs"]
-            waves = time_of(wave_only, row["tile"][3], *shape)
-            steps = time_of(step_only, row["tile"][3], *shape)
-            us = row["us"] - waves.sums
-            if us > MARGIN * memory_of(row, bandwidth):
-                points.append((waves.products / row["us"], steps.products / row["us"],
-                               us / row["us"]))  # fmt: skip
-        if len(points) > 3:
-            table = np.array(points)
-            wave, step = np.linalg.lstsq(table[:, :2], table[:, 2], rcond=None)[0]
-            costs.append(TileCost(high, wide, deep, round(float(wave), 2), round(float(step), 3)))
-    return tuple(costs)
+    points: dict[tuple[int, ...], list[_Point]] = {}
+    for row in rows:
+        tile, shares = tuple(row["tile"][:3]), row["tile"][3]
+        shape = row["tokens"], row["outputs"], row["inputs"]
+        waves = time_of(TileCost(*tile, 1.0, 0.0), shares, *shape)
+        steps = time_of(TileCost(*tile, 0.0, 1.0), shares, *shape)
+        us = row["us"] - waves.sums
+        if us > MARGIN * memory_of(row, bandwidth):
+            points.setdefault(tile, []).append(
+                _Point(shape, waves.products / us, steps.products / us)
+            )
+    points = {tile: found for tile, found in points.items() if len(found) > 3}
+    slower: dict[tuple[int, ...], float] = {}
+    costs: dict[tuple[int, ...], NDArray[np.float64]] = {}
+    for _ in range(CLOCK_TURNS):
+        logs: dict[tuple[int, ...], list[float]] = {}
+        for tile, found in points.items():
+            table = np.array([(p.waves, p.steps) for p in found])
+            clocks = np.array([slower.get(p.shape, 1.0) for p in found])
+            ones = np.ones(len(found))
+            costs[tile] = np.linalg.lstsq(table * clocks[:, None], ones, rcond=None)[0]
+            for p, share in zip(found, table @ costs[tile], strict=True):
+                logs.setdefault(p.shape, []).append(-float(np.log(share)))
+        slower = {shape: float(np.exp(np.median(of)))
+                  for shape, of in logs.items() if shape[0] > CLOCK_TOKENS}  # fmt: skip
+    return tuple(
+        TileCost(*tile, round(float(wave), 2), round(float(step), 3))
+        for tile, (wave, step) in sorted(costs.items())
+    )
+
+
+class _Point(NamedTuple):
+    """Waves and steps of a tile, over the time of a product of some shape."""
+
+    shape: tuple[int, int, int]
+    waves: float
+    steps: float
 
 
 def memory_of(row: Row, bandwidth: float) -> float:
@@ -140,16 +176,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"{row['tokens']} x {row['outputs']} x {row['inputs']}, tile {row['tile']}:"
                       f" {row['us']} us", file=sys.stderr)  # fmt: skip
     rows = [json.loads(line) for line in (args.fit or args.out).read_text("utf-8").splitlines()]
-    costs = fit(rows, HopperTiling.bandwidth)
-    for cost in costs:
-        print(cost)
-    over = regrets(rows, costs, HopperTiling.bandwidth)
-    print(json.dumps({
-        "rows": len(rows),
-        "shapes": len(over),
-        "mean_regret": round(float(np.mean(over)), 4) if over else None,
-        "most": round(max(over), 4) if over else None,
-    }))  # fmt: skip
+    report = {}
+    for kind, _, _, bandwidth in KINDS.values():
+        mine = [row for row in rows if row["kind"] == kind]
+        costs = fit(mine, bandwidth)
+        print(kind, *costs, sep="\n")
+        over = regrets(mine, costs, bandwidth)
+        report[kind] = {
+            "rows": len(mine),
+            "shapes": len(over),
+            "mean_regret": round(float(np.mean(over)), 4) if over else None,
+            "most": round(max(over), 4) if over else None,
+        }
+    print(json.dumps(report))
     return 0
 
 

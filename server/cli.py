@@ -38,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from server.audit import audit
 
             return audit()
+        if options.command == "tune":
+            from server.tune import tune
+
+            return tune(options)
         from server.info import info
 
         return info(options)
@@ -85,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_chat(commands)
     _add_info(commands)
+    _add_tune(commands)
     commands.add_parser(
         "audit", help="show what the ownership rules do not check", allow_abbrev=False,
         description="Show every place of the serving path that the ownership rules do not check, "
@@ -178,6 +183,35 @@ def _add_info(commands: "argparse._SubParsersAction[_Parser]") -> None:
     )  # fmt: skip
     _add_model(info)
     info.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_tune(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    tune = commands.add_parser(
+        "tune", help="find the quickest tiles on this GPU", allow_abbrev=False,
+        description="Try tiles for the products of a model on this GPU, and keep the quickest on "
+        "disk, where later starts find them. Ctrl-C keeps what has been found.",
+        epilog="What is kept holds for this GPU, driver and version of Grout.",
+    )  # fmt: skip
+    tune.add_argument(
+        "model", nargs="?", metavar="MODEL",
+        help="a preset, such as qwen3-4b, or as for serve (Grout's default model)",
+    )  # fmt: skip
+    tune.add_argument("--device", metavar="DEVICE", default="auto", help="cuda or cuda:N (auto)")
+    tune.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto",
+        help="of the weights (auto: bfloat16)",
+    )  # fmt: skip
+    tune.add_argument(
+        "--tokens", type=_count, nargs="+", metavar="N",
+        help="numbers of tokens (those of which serve records steps)",
+    )  # fmt: skip
+    tune.add_argument(
+        "--most", type=_count, default=8, metavar="N", help="tiles to try a product (%(default)s)"
+    )
+    tune.add_argument(
+        "--seconds", type=_seconds, default=600.0, metavar="SECONDS",
+        help="time after which no product is begun any more (%(default)g)",
+    )  # fmt: skip
 
 
 def _add_model(parser: argparse.ArgumentParser, default: str | None = None) -> None:

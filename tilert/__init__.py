@@ -18,6 +18,7 @@ from tilert.errors import (
 from tilert.event import Event
 from tilert.exchange import from_cuda_array, from_dlpack
 from tilert.explain import Explanation, explain
+from tilert.filling import fill_from
 from tilert.graph import Graph, capture
 from tilert.index_map import IndexMap, UniqueIndex
 from tilert.kernel import Kernel, inline, kernel
@@ -81,6 +82,7 @@ __all__ = [
     "f8e5m2",
     "f16",
     "f32",
+    "fill_from",
     "from_cuda_array",
     "from_dlpack",
     "from_numpy",

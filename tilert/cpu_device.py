@@ -10,7 +10,7 @@ import numpy as np
 
 from tilert import ir
 from tilert.checks import Check, Checks, checks_of
-from tilert.device import Call, Device, Launcher
+from tilert.device import Call, Device, Launcher, Read
 from tilert.errors import DeviceError
 from tilert.event import DoneEvent, Event
 from tilert.host_memory import host_memory
@@ -125,6 +125,13 @@ class CpuDevice(Device):
         with self.lock:
             np.copyto(host_view(target), source)
             if self._checker is not None:
+                self._checker.note(target)
+
+    def fill_bytes(self, target: "Array", read: Read) -> None:
+        """See `Device`; read to where it is to be."""
+        read(0, host_view(target).reshape(-1).view(np.uint8))
+        if self._checker is not None:
+            with self.lock:
                 self._checker.note(target)
 
     def download(self, source: "Array") -> np.ndarray[Any, Any]:

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from tilert.array import empty, submit_copy
 from tilert.checks import Check, checks_of
 from tilert.copy_plan import copy_plan
 from tilert.cuda_graph import CudaGraph, early_kernels, span
-from tilert.device import Call, Launcher
+from tilert.device import Call, Launcher, Read
 from tilert.errors import DeviceError, LaunchError
 from tilert.event import Event
 from tilert.fault import RECORD, Faults, Site, Watch
@@ -24,6 +24,7 @@ from tilert.tensor_map import TensorMap, packed
 
 if TYPE_CHECKING:
     from tilert.array import Array
+    from tilert.codegen.generate import CudaSource
 
 __all__ = ["CudaDevice", "arch_of"]
 
@@ -351,6 +352,15 @@ class CudaDevice(QueuedDevice):
             ((target.storage, target.region, True),),
         )
 
+    def fill_bytes(self, target: "Array", read: Read) -> None:
+        """See `Device`; read into pinned buffers, from which large ones are copied beside."""
+        if target.nbytes <= _SMALL:
+            super().fill_bytes(target, read)
+            return
+        self.enter()
+        self.collect()
+        self._staging.fill(target, read)
+
     def download(self, source: "Array") -> np.ndarray[Any, Any]:
         """See `Device`."""
         if not source.is_contiguous:
@@ -399,15 +409,37 @@ class CudaDevice(QueuedDevice):
 
     def compile(self, function: ir.Function) -> Launcher:
         """See `Device`; the cubin comes from the disk cache where it can."""
+        return self.begin_compile(function)()
+
+    def begin_compile(self, function: ir.Function) -> Callable[[], Launcher]:
+        """See `Device`; where the kernel is known from earlier, nothing is generated."""
+        from tilert import kernel_index
         from tilert.unsafe_kernel import cuda_source
 
+        known = None if self.checks else kernel_index.find(function, self.arch)
+        if known is not None:
+            source, cubin = known
+            self._check_shared(function, source)
+            return lambda: self._load(function, source, cubin)
         source = cuda_source(function, self.arch, self.checks)
+        self._check_shared(function, source)
+
+        def finish() -> Launcher:
+            cubin = disk_cache.cubin(source.text, source.entry, self.arch)
+            if not self.checks:
+                kernel_index.keep(function, self.arch, source)
+            return self._load(function, source, cubin)
+
+        return finish
+
+    def _check_shared(self, function: ir.Function, source: "CudaSource") -> None:
         if source.shared_bytes > self.shared_bytes:
             raise LaunchError(
                 f"kernel '{function.name}' needs {source.shared_bytes} bytes of shared memory,"
                 f" {self.name} has {self.shared_bytes}; use smaller tiles"
             )
-        cubin = disk_cache.cubin(source.text, source.entry, self.arch)
+
+    def _load(self, function: ir.Function, source: "CudaSource", cubin: bytes) -> Launcher:
         self.enter()
         handle = driver.load_function(cubin, source.entry, source.shared_bytes)
         return CudaLauncher(

@@ -40,6 +40,9 @@ __all__ = [
 Use = tuple["Storage", "Region", bool]
 """What submitted work touches of a storage, and whether it writes it."""
 
+Read = Callable[[int, np.ndarray[Any, np.dtype[np.uint8]]], None]
+"""Puts bytes from a place on into a buffer."""
+
 Call = Callable[[Any], None]
 """Enqueues work on a queue of the device that it was made for; may be called any number of times.
 The cpu device's queue is None: work is done at once."""
@@ -122,7 +125,9 @@ class Device(ABC):
         self.trail: Trail | None = None
         self.launchers: dict[object, Launcher] = {}
         self._older: dict[object, Launcher] = {}
+        # Of `launchers`, and of making text of kernels; who compiles one has a lock of its own.
         self._compiling = threading.Lock()
+        self._turns: dict[object, threading.Lock] = {}
 
     @property
     def title(self) -> str:
@@ -133,15 +138,32 @@ class Device(ABC):
         return f"device({self.name!r})"
 
     def launcher(self, key: object, specialize: Callable[[], ir.Function]) -> Launcher:
-        """The compiled kernel for `key`, made by `specialize` at its first use."""
+        """The compiled kernel for `key`, made by `specialize` at its first use.
+
+        Threads may compile different kernels at the same time.
+        """
         found = self.launchers.get(key)
-        if found is None:
-            with self._compiling:
-                found = self.launchers.get(key)
-                if found is None:
-                    found = self._older.pop(key, None) or self.compile(specialize())
-                    self._keep(key, found)
-        return found
+        if found is not None:
+            return found
+        with self._compiling:
+            turn = self._turns.setdefault(key, threading.Lock())
+        with turn:
+            try:
+                with self._compiling:
+                    found = self.launchers.get(key)
+                    if found is not None:
+                        return found
+                    older = self._older.pop(key, None)
+                    if older is not None:
+                        self._keep(key, older)
+                        return older
+                    finish = self.begin_compile(specialize())
+                made = finish()
+                with self._compiling:
+                    self._keep(key, made)
+                return made
+            finally:
+                self._turns.pop(key, None)
 
     def _keep(self, key: object, launcher: Launcher) -> None:
         """Add to `launchers`; those not asked for since the last two times it was full go.
@@ -245,6 +267,11 @@ class Device(ABC):
     def compile(self, function: ir.Function) -> Launcher:
         """Compile a specialised kernel."""
 
+    def begin_compile(self, function: ir.Function) -> Callable[[], Launcher]:
+        """The part of `compile` that is done for one kernel at a time; gives the rest."""
+        launcher = self.compile(function)
+        return lambda: launcher
+
     @abstractmethod
     def upload(self, target: "Array", source: np.ndarray[Any, Any]) -> None:
         """Copy host data of the same shape and dtype; `source` may change once this returns."""
@@ -252,6 +279,12 @@ class Device(ABC):
     @abstractmethod
     def download(self, source: "Array") -> np.ndarray[Any, Any]:
         """A host copy, after all earlier work."""
+
+    def fill_bytes(self, target: "Array", read: Read) -> None:
+        """See `tilert.fill_from`; of a contiguous array that is not empty."""
+        data = np.empty(target.nbytes, np.uint8)
+        read(0, data)
+        self.upload(target, data.view(target.dtype.numpy).reshape(target.shape))
 
     def adopt(self, block: Block, nbytes: int) -> None:  # noqa: B027
         """Told of memory that work on the device's own queue may use from now on."""

@@ -1,7 +1,7 @@
 """Compiled kernels on disk, so that a second start compiles nothing.
 
-An entry is the SHA-256 of the cubin followed by the cubin. Its name is a hash of everything that
-decides the cubin, so entries never go stale; the folder may be deleted at any time.
+An entry is the SHA-256 of what it holds followed by that. Its name is a hash of everything that
+decides what it holds, so entries never go stale; the folder may be deleted at any time.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tilert import nvrtc
 
-__all__ = ["cubin", "folder"]
+__all__ = ["cubin", "cubin_name", "folder", "hashed", "read", "write"]
 
 _log = logging.getLogger(__name__)
 _DIGEST = hashlib.sha256().digest_size
@@ -28,6 +28,16 @@ def folder() -> Path:
     return Path.home() / ".cache" / "grout" / "kernels"
 
 
+def hashed(*parts: str) -> str:
+    """A name for what is decided by the parts."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def cubin_name(text: str, entry: str, arch: str) -> str:
+    """The name of a cubin's entry."""
+    return hashed(text, entry, arch, nvrtc.version(), *nvrtc.OPTIONS) + ".cubin"
+
+
 def cubin(
     text: str, entry: str, arch: str, compiler: Callable[[str, str, str], bytes] = nvrtc.compile
 ) -> bytes:
@@ -39,27 +49,23 @@ def cubin(
     Raises:
         CompileError: if the source does not compile.
     """
-    parts = (text, entry, arch, nvrtc.version(), *nvrtc.OPTIONS)
-    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    try:
-        path = folder() / f"{name}.cubin"
-    except RuntimeError as error:
-        _log.warning("kernels are not kept on disk: %s", error)
-        return compiler(text, entry, arch)
-    found = _read(path)
+    name = cubin_name(text, entry, arch)
+    found = read(name)
     if found is None:
         found = compiler(text, entry, arch)
-        _write(path, found)
+        write(name, found)
     return found
 
 
-def _read(path: Path) -> bytes | None:
+def read(name: str) -> bytes | None:
+    """What an entry holds, None if there is none that can be used."""
     try:
+        path = folder() / name
         data = path.read_bytes()
     except FileNotFoundError:
         return None
-    except OSError as error:
-        _log.warning("cannot read compiled kernel %s: %s", path, error)
+    except (OSError, RuntimeError) as error:
+        _log.warning("cannot read compiled kernel %s: %s", name, error)
         return None
     digest, payload = data[:_DIGEST], data[_DIGEST:]
     if not payload or hashlib.sha256(payload).digest() != digest:
@@ -68,17 +74,18 @@ def _read(path: Path) -> bytes | None:
     return payload
 
 
-def _write(path: Path, payload: bytes) -> None:
+def write(name: str, payload: bytes) -> None:
     """Replace an entry in one step, so that other processes see the old or the new one."""
     temporary = ""
     try:
+        path = folder() / name
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem[:16])
         with os.fdopen(handle, "wb") as file:
             file.write(hashlib.sha256(payload).digest())
             file.write(payload)
         os.replace(temporary, path)
-    except OSError as error:
-        _log.warning("cannot keep compiled kernel %s: %s", path, error)
+    except (OSError, RuntimeError) as error:
+        _log.warning("cannot keep compiled kernel %s: %s", name, error)
         if temporary:
             Path(temporary).unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from tilert.frontend.inline import Inline
 from tilert.frontend.pieces import walks
 from tilert.frontend.source import read_source
 from tilert.frontend.trace_kernel import trace_kernel
-from tilert.ir import Function, Param
+from tilert.ir import Block, Function, Param
 from tilert.signature import Signature
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Kernel(Signature):
         super().__init__(fn.__name__, read_params(fn, self.source), self._captured.number)
         self.__doc__ = fn.__doc__
         self._fn = fn
-        self._cache: OrderedDict[Any, Function] = OrderedDict()
+        self._cache: OrderedDict[Any, tuple[Function, Reads]] = OrderedDict()
         self._lock = threading.Lock()
         check_body(self.source, self.decls, Outside(fn, Reads()))
 
@@ -66,24 +66,103 @@ class Kernel(Signature):
         Raises:
             KernelError: where the body does not fit these types.
         """
+        return self.traced(params, grid, consts)[0]
+
+    def traced(
+        self,
+        params: tuple[Param, ...],
+        grid: tuple[int | None, ...],
+        consts: tuple[tuple[str, Any], ...],
+    ) -> tuple[Function, Reads]:
+        """As `specialize`, and what the trace has read outside of the body."""
         with self._lock:
             state = self._captured.state()
             key = (params, grid, constant_key(consts), state.number)
-            function = self._cache.get(key)
-            if function is None:
+            found = self._cache.get(key)
+            if found is None:
                 reads = Reads()
                 outside = Outside(self._fn, reads)
                 function = trace_kernel(self.source, outside, params, grid, dict(consts))
                 state.reads.add(reads)
-                self._cache[key] = function
+                found = self._cache[key] = function, reads
                 if len(self._cache) > _KEPT_SPECIALISATIONS:
                     self._cache.popitem(last=False)
             else:
                 self._cache.move_to_end(key)
-        return function
+        return found
+
+    def deferred(
+        self,
+        params: tuple[Param, ...],
+        grid: tuple[int | None, ...],
+        consts: tuple[tuple[str, Any], ...],
+    ) -> "DeferredFunction":
+        """See `Signature`."""
+        return DeferredFunction(self, params, grid, consts)
+
+    def take_for_read(self, reads: Reads) -> None:
+        """Have values that were read in another process, and are the same here, count as read."""
+        with self._lock:
+            self._captured.state().reads.add(reads)
+
+    @property
+    def origin(self) -> tuple[str, str, str]:
+        """Module, name in it, and source text."""
+        return self._fn.__module__, self._fn.__qualname__, "".join(self.source.lines)
 
     def __repr__(self) -> str:
         return f"<tilert kernel {self.name}>"
+
+
+class DeferredFunction(Function):
+    """A specialisation that is traced when somebody looks at its body.
+
+    Attributes:
+        identity: equal for equal specialisations of the same source, in any process.
+        reads: what the trace has read outside of the kernel's body.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        params: tuple[Param, ...],
+        grid: tuple[int | None, ...],
+        consts: tuple[tuple[str, Any], ...],
+    ) -> None:
+        self._kernel = kernel
+        self._consts = consts
+        self._traced: tuple[Function, Reads] | None = None
+        self.name, self.params, self.grid = kernel.name, list(params), grid
+        self.filename, self.options = kernel.source.filename, {}
+
+    def _trace(self) -> tuple[Function, Reads]:
+        if self._traced is None:
+            self._traced = self._kernel.traced(tuple(self.params), self.grid, self._consts)
+        return self._traced
+
+    @property
+    def body(self) -> Block:  # type: ignore[override]
+        """See `Function`.
+
+        Raises:
+            KernelError: where the body does not fit the types.
+        """
+        return self._trace()[0].body
+
+    @property
+    def reads(self) -> Reads:
+        """See the class."""
+        return self._trace()[1]
+
+    @property
+    def identity(self) -> str:
+        """See the class."""
+        consts = constant_key(self._consts)
+        return repr((*self._kernel.origin, self.params, self.grid, consts))
+
+    def take_for_read(self, reads: Reads) -> None:
+        """See `Kernel`."""
+        self._kernel.take_for_read(reads)
 
 
 def kernel(fn: Callable[..., Any]) -> Kernel:

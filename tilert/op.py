@@ -39,7 +39,7 @@ class _Kernel(Protocol):
     @property
     def plan(self) -> Plan: ...
     def captured(self) -> int: ...
-    def specialize(
+    def deferred(
         self,
         params: tuple[ir.Param, ...],
         grid: Extents,
@@ -309,7 +309,7 @@ def _make_op(
     launcher = device.launchers.get(found := tuple(key))
     if launcher is None:
         launcher = device.launcher(
-            found, lambda: kernel.specialize(*_specialisation(kernel, values, static_grid))
+            found, lambda: kernel.deferred(*_specialisation(kernel, values, static_grid))
         )
     if plan.walks:
         programs = programs or device.concurrent

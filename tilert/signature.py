@@ -106,6 +106,15 @@ class Signature(ABC):
     ) -> "Function":
         """What a device compiles, for given array types, grid and constants."""
 
+    def deferred(
+        self,
+        params: "tuple[Param, ...]",
+        grid: tuple[int | None, ...],
+        consts: tuple[tuple[str, Any], ...],
+    ) -> "Function":
+        """As `specialize`, which may wait until it is known that a device has to compile it."""
+        return self.specialize(params, grid, consts)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Op:
         values: Sequence[Any] = args
         if kwargs or len(args) != self._direct:

@@ -14,7 +14,6 @@ from tilert.language import (
     iota,
     max,
     maximum,
-    minimum,
     span,
     sum,
     tiles,
@@ -74,9 +73,8 @@ def attend(
     total = zeros((rows,), f32)
     acc = zeros((rows, q.shape[2]), f32)
     steps = cdiv(length, pages * page)
-    share = cdiv(steps, splits)
-    begin = split * share
-    for j in tiles(table, axis=1, size=pages, start=begin, stop=minimum(steps, begin + share)):
+    begin, end = split * steps // splits, (split + 1) * steps // splits
+    for j in tiles(table, axis=1, size=pages, start=begin, stop=end):
         ks = pages_of(k, table, row, j, first, heads)
         seen = (place + j.number * (pages * page) < length)[None, :]
         if heads > 1:
@@ -153,8 +151,10 @@ def decode_attention_split(
 def merge_splits(o: Mut, acc: Ref, best: Ref, total: Ref) -> None:
     """o[b, h] from the shares of `decode_attention_split`. o: [B, Hq, D] in pieces (1, bh, D)."""
     b, h, _ = o.index
-    tops = best[b.number, :, h]
+    # All loads come first, for each takes as long as everything else does.
+    parts = acc[b.number, :, h, :]
+    tops, sums = best[b.number, :, h], total[b.number, :, h]
     weights = exp2(tops - max(tops, axis=0, keepdims=True))
-    sums = sum(total[b.number, :, h] * weights, axis=0)
-    out = sum(acc[b.number, :, h, :] * weights[:, :, None], axis=0)
+    sums = sum(sums * weights, axis=0)
+    out = sum(parts * weights[:, :, None], axis=0)
     o.store((out / maximum(sums, TINY)[:, None]).reshape(o.shape))

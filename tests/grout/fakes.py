@@ -328,6 +328,7 @@ class FakeTransformer:
         self.decodes = 0
         self.chunks: list[tuple[int, int]] = []
         self.launches: list[list[PromptChunk]] = []
+        self.prepare: Callable[[int], Callable[[], None] | None] = lambda count: None
         self.fail_prefill: Exception | None = None
         self.fail_decode: Exception | None = None
         self.fail_late: Exception | None = None
@@ -367,6 +368,10 @@ class FakeTransformer:
                 batch.positions.data[at] = chunk.stop
 
         self.device.enqueue(work)
+
+    def prepare_prefill(self, cache: FakeCache, batch: FakeBatch, count: int) -> Any:
+        """Its prefills are not recorded, unless a test says what recording them does."""
+        return self.prepare(count)
 
     def score(self, batch: FakeBatch, first: int, targets: Sequence[int]) -> None:
         """Token t after token s of the prompt has the log probability -(s + t / 100)."""

@@ -41,4 +41,4 @@ def test_expected_instructions(
         assert copies in texts[name], name
     assert chained in texts["prefill_attention"] and copies in texts["prefill_attention"]
     assert "mma_step" in texts["decode_attention_split"]
-    assert "copy_async16" in texts["decode_attention_split"]
+    assert copies.split("(")[0] in texts["decode_attention_split"]

@@ -75,7 +75,7 @@ def test_quantised_types(make_gguf: MakeGGUF, kind: Type, tolerance: float) -> N
     for name in names:
         native = {Type.F16: "float16", Type.BF16: "bfloat16"}
         assert loaded[name].dtype.name == native.get(kind, "float32")
-        found = loaded[name].astype(np.float32)
+        found = np.asarray(loaded[name]).astype(np.float32)
         np.testing.assert_allclose(found, tensors[name], atol=tolerance, rtol=0)
         exact = gguf.dequantize(gguf.quantize(tensors[name], kind), kind)
         np.testing.assert_array_equal(found, exact)

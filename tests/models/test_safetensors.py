@@ -31,11 +31,6 @@ def test_loads_every_tensor(make_folder: MakeFolder, shards: int, dtype: Any) ->
     assert checkpoint.id == "tiny-model"
 
 
-def test_arrays_are_views_of_the_file(make_folder: MakeFolder) -> None:
-    for _, array in open_checkpoint(make_folder(llama_config())).tensors():
-        assert not array.flags.owndata and not array.flags.writeable
-
-
 def test_tensors_can_be_iterated_again(make_folder: MakeFolder) -> None:
     checkpoint = open_checkpoint(make_folder(llama_config(), shards=2))
     assert [name for name, _ in checkpoint.tensors()] == [name for name, _ in checkpoint.tensors()]
@@ -148,7 +143,7 @@ def test_file_cut_short_after_opening(make_folder: MakeFolder) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(LoadError, match=r"model\.safetensors: the file was cut short"):
-        list(checkpoint.tensors())
+        _ = [np.asarray(tensor) for _, tensor in checkpoint.tensors()]
 
 
 def test_lfs_pointer(make_folder: MakeFolder) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from models.errors import LoadError
 from models.kv_cache import KVCache
 from models.prompt import PromptChunk
 from models.rope import rope_tables
+from models.stored import Held, Stored
 from models.transformer import Transformer
 from models.weights import expected_shapes
 from tests.models.kernel_support import Floats
@@ -70,8 +72,9 @@ class Weights:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays.values())
 
-    def tensors(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        yield from self.arrays.items()
+    def tensors(self) -> Iterator[tuple[str, Stored]]:
+        for name, array in self.arrays.items():
+            yield name, Held(array.shape, array.dtype, partial(np.asarray, array))
 
     def tokenizer(self) -> Any:
         raise NotImplementedError

@@ -13,6 +13,7 @@ import tilert
 from scripts import bench_kernels
 from scripts.bench_kernels import Worker, calls_of, copies_of, error_of, run, work_through
 from scripts.kernel_cases import (
+    COMPILED,
     GROUPS,
     PEER,
     Case,
@@ -41,6 +42,7 @@ def result(case: Case, name: str, seconds: float, error: float = 1e-3) -> dict[s
     ("case", "flops", "nbytes"),
     [
         (GEMM, 2 * 4 * 8 * 16, 2 * (4 * 16 + 8 * 16 + 4 * 8)),
+        (Case("gated", "small", GEMM.sizes), 4 * 4 * 8 * 16, 2 * (4 * 16 + 2 * 8 * 16 + 4 * 8)),
         (Case("streaming", "add", (("rows", 3), ("columns", 5)), "f32"), 15, 4 * 3 * 15),
         (Case("streaming", "rms_norm", (("rows", 3), ("columns", 5))), 15, 2 * 2 * 15),
         # Query 1 sees one key, query 2 two: a product and a sum for scores and for values each.
@@ -99,6 +101,21 @@ def test_what_is_wrong_does_not_count() -> None:
     assert table(found, None).count("(wrong)") == 2
 
 
+def test_the_faster_peer_is_the_one_to_beat() -> None:
+    given = ((PEER, 2.0, 1e-3), (COMPILED, 1.0, 1e-2), ("ours", 0.8, 1.5e-2))
+    (row,) = rows([result(GEMM, *values) for values in given])
+    assert (row.peer, row.best, row.ratio) == (COMPILED, "ours", 1.25)
+    assert table([row], None).count("(wrong)") == 0
+
+
+def test_what_streams_has_the_best_copy_as_ceiling() -> None:
+    sizes = (("rows", 4), ("columns", 8))
+    copy, norm = (Case("streaming", name, sizes) for name in ("copy", "rms_norm"))
+    given = [result(copy, PEER, 1.0), result(copy, "ours", 0.5), result(norm, "ours", 0.25)]
+    assert ceilings(rows(given), 1e4) == {"streaming": copy.nbytes / 0.5}
+    assert ceilings(rows(given[2:]), 1e4) == {"streaming": 1e4}
+
+
 def test_a_bytes_group_has_the_read_bandwidth_as_ceiling() -> None:
     decode = Case("decode", "paged", (("batch", 1), ("context", 10), ("heads", 4), ("kv_heads", 2),
                                       ("dim", 8)))  # fmt: skip
@@ -142,6 +159,7 @@ def test_error_is_relative_to_the_largest() -> None:
 
 SMALL = [
     Case("gemm", "square", (("m", 40), ("n", 48), ("k", 64))),
+    Case("gated", "small", (("m", 40), ("n", 48), ("k", 64))),
     *(Case("streaming", name, (("rows", 6), ("columns", 64)), "f32")
       for name in ("copy", "add", "swiglu", "rms_norm")),
     Case("prefill", "causal", (("tokens", 70), ("heads", 4), ("kv_heads", 2), ("dim", 16))),

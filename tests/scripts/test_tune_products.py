@@ -21,7 +21,7 @@ def made_up(tokens: int, outputs: int, inputs: int) -> list[Row]:
     rows = []
     for tile in COSTS:
         for shares in (1, 2):
-            row = {"tokens": tokens, "outputs": outputs, "inputs": inputs,
+            row = {"kind": "product", "tokens": tokens, "outputs": outputs, "inputs": inputs,
                    "tile": [tile.rows, tile.columns, tile.depth, shares]}  # fmt: skip
             products, sums = time_of(tile, shares, tokens, outputs, inputs)
             memory = memory_of(row, BANDWIDTH)
@@ -54,8 +54,24 @@ def test_costs_of_the_engine_are_those_of_the_measured_times(
 ) -> None:
     assert tune_products.main(["--fit", str(MEASURED)]) == 0
     printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "product"
+    found = printed[: printed.index("gate_up")], printed[printed.index("gate_up") :]
     for cost in HopperTiling.product_costs:
-        assert str(cost) in printed
+        assert str(cost) in found[0]
+    # Those of which there are no times are of fewer tokens.
+    few = [cost for cost in HopperTiling.gate_up_costs if str(cost) not in found[1]]
+    assert [(cost.rows, cost.columns) for cost in few] == [(64, 32), (64, 32), (64, 96), (128, 48)]
+
+
+def test_a_slower_clock_is_no_cost() -> None:
+    """Times of a shape that are all longer by a third say nothing of its tiles."""
+    rows = []
+    for shape in ((128, 4096, 9728), (192, 2560, 9728), (1024, 2560, 9728), (2048, 4096, 2048),
+                  (8192, 9728, 2560), (8192, 2560, 2560)):  # fmt: skip
+        slower = 4 / 3 if shape[0] == 8192 else 1.0
+        rows += [{**row, "us": row["us"] * slower} for row in made_up(*shape)]
+    for cost, want in zip(fit(rows, 1e9), COSTS, strict=True):
+        assert cost.step == pytest.approx(want.step, rel=0.06)
 
 
 def test_rows_past_the_last_token_are_not_chosen() -> None:
@@ -63,7 +79,7 @@ def test_rows_past_the_last_token_are_not_chosen() -> None:
         assert HopperTiling().product(tokens, 2560, 4096).rows == 64
     assert HopperTiling().product(5, 1024, 2048).rows == 64
     large = HopperTiling().product(8192, 6144, 2560)
-    assert (large.rows, large.columns, large.shares) == (128, 256, 1)
+    assert (large.rows, large.columns, large.shares) == (128, 192, 1)
     assert quickest(COSTS, (1,), BANDWIDTH, 8192, 8192, 8192).columns == 128
 
 
@@ -71,10 +87,12 @@ def test_measured_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_kernels, "MOST_COPIES", 1)
     monkeypatch.setattr(bench_kernels, "GRAPH_SECONDS", 0.0)
     monkeypatch.setenv("TILERT_SCHEDULES", "")
-    case = Case("gemm", "small", (("m", 70), ("n", 96), ("k", 128)))
-    found = [(case, Variant("a", "", (64, 32, 64, shares))) for shares in (1, 2)]
+    sizes = (("m", 70), ("n", 96), ("k", 128))
+    found = [(Case("gemm", "small", sizes), Variant("a", "", (64, 32, 64, n))) for n in (1, 2)]
+    found.append((Case("gated", "small", sizes), Variant("a", "", (64, 32, 64, 1))))
     rows = list(tune_products.run(Memory(tilert.device("cpu"), None), found, 60.0))
-    assert [row["tile"] for row in rows] == [[64, 32, 64, 1], [64, 32, 64, 2]]
+    assert [row["tile"] for row in rows] == [[64, 32, 64, 1], [64, 32, 64, 2], [64, 32, 64, 1]]
+    assert [row["kind"] for row in rows] == ["product", "product", "gate_up"]
     assert all(row["us"] > 0 and row["error"] < 2e-2 for row in rows)
     late = tune_products.run(Memory(tilert.device("cpu"), None), found, -1.0)
     assert list(late) == []

@@ -195,6 +195,7 @@ template <> struct to<f16> { DEV f16 from(float v) {
 DEV u32 pack(bf16 a, bf16 b) { return (u32)a.x | ((u32)b.x << 16); }
 DEV u32 pack(f16 a, f16 b) { return (u32)a.x | ((u32)b.x << 16); }
 
+DEV float quotient(float a, float b) { return a / b; }
 DEV float op_minimum(float a, float b) { return a != a || b != b ? NAN : std::fmin(a, b); }
 DEV float op_maximum(float a, float b) { return a != a || b != b ? NAN : std::fmax(a, b); }
 template <class T> struct cut { DEV T from(float v) {
@@ -217,6 +218,7 @@ template <class T> DEV T shuffle_xor(T v, int mask) {
 template <class T> DEV T load(const T* p) { return *p; }
 DEV vec16 load16(const void* p) { vec16 v; std::memcpy(&v, p, 16); return v; }
 DEV vec16 load16_stream(const void* p) { return load16(p); }
+DEV vec16 load16(const void* p, bool ok, vec16 v) { return ok ? load16(p) : v; }
 DEV void later_grids_may_start() {}
 DEV void wait_for_earlier_grids() { emulator::waited[threadIdx.x] = true; }
 template <class T> DEV void behind(T*&) {}

@@ -22,7 +22,13 @@ from tilert import driver, ir
 from tilert.checks import Check, checks_of
 from tilert.codegen import generate
 from tilert.codegen.helpers import HELPERS
-from tilert.codegen.hopper import ATTENTION_TEMPLATES, ONCE_TEMPLATES, TEMPLATES
+from tilert.codegen.hopper import (
+    ATTENTION_TEMPLATES,
+    BOX_TEMPLATES,
+    ONCE_TEMPLATES,
+    ROW_TEMPLATES,
+    TEMPLATES,
+)
 from tilert.codegen.prelude import PORTABLE, PRELUDE
 from tilert.cpu_device import CpuDevice, host_view
 from tilert.fault import RECORD, Faults, Watch
@@ -74,7 +80,13 @@ def build(arguments: list[str]) -> None:
 def host_text(text: str, function: ir.Function, threads: int) -> str:
     """The text of a kernel as a C++ file with a function `run(blocks, arguments...)`."""
     body = text.replace(PRELUDE, "")
-    for templates in (TEMPLATES, ATTENTION_TEMPLATES, ONCE_TEMPLATES):
+    for templates in (
+        TEMPLATES,
+        ATTENTION_TEMPLATES,
+        BOX_TEMPLATES,
+        ONCE_TEMPLATES,
+        ROW_TEMPLATES,
+    ):
         body = body.replace(templates, "")
     body = re.sub(r"DEV void copy_box(?:_once)?\(.*?\n}?.*?\); \}\n", "", body, flags=re.DOTALL)
     body = re.sub(

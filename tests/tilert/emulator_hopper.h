@@ -44,8 +44,10 @@ Map decoded(const tensor_map* packed) {
   }
   return m;
 }
-// Turns until a part lands: now and then many.
-int delay() { return (int)(draw() % (3 * threads)) << (draw() % 8 ? 0 : 4); }
+// Turns until a part lands: now and then many, or as many as a thread takes for a step.
+int delay() {
+  const u32 kind = draw() % 16;
+  return (int)(draw() % (3 * threads)) << (kind > 2 ? 0 : kind ? 4 : 8); }
 u32 swizzled(u32 at) { return at ^ (at >> 7 & 7) << 4; }
 int rows_of(const Map& m) { int n = 1; for (int i = 1; i < m.axes; ++i) n *= m.box[i]; return n; }
 
@@ -70,6 +72,44 @@ void land(const Part& p) {
   Phases& phases = barriers[p.barrier];
   phases.bytes -= (p.end - p.row) * 128;
   turn(phases);
+}
+
+// -- stores ------------------------------------------------------------------------------------
+
+// Rows of a box on their way out: first they are read, and later they are in their place.
+struct Leaving { Map map; u32 from; i64 first[5]; int row, end, wait, thread, group; std::vector<char> held; };
+std::vector<Leaving> leaving;
+struct Written { u32 at; u32 words[4]; };
+std::vector<Written> unknown[MOST];  // what a thread has written and the copy engine does not know of
+int stored[MOST];                    // boxes that a thread had stored
+const u32 STORES = 1u << 30;         // as the place of a thread that waits for those
+
+void read_rows(Leaving& p) {
+  for (int row = p.row; row < p.end; ++row)
+    for (int c = 0; c < 128; ++c) p.held.push_back(smem[swizzled(p.from + row * 128 + c)]);
+}
+void put_rows(const Leaving& p) {
+  const Map& m = p.map;
+  for (int row = p.row; row < p.end; ++row)
+    for (int c = 0; c < m.box[0]; ++c) {
+      const i64 x = p.first[0] + c, y = p.first[1] + row;
+      if (x < 0 || x >= m.dims[0] || y < 0 || y >= m.dims[1]) continue;
+      std::memcpy((char*)m.from + y * m.strides[1] + x * m.size,
+                  &p.held[(row - p.row) * 128 + c * m.size], m.size);
+    }
+}
+// Whether of the boxes of a thread all but the last few are read, or even in their place.
+bool have_left(int thread, int but, bool placed) {
+  for (const Leaving& p : leaving)
+    if (p.thread == thread && p.group < stored[thread] - but && (placed || p.held.empty())) return false;
+  return true;
+}
+void wait_for_stores(int but, bool placed) {
+  const int me = threadIdx.x;
+  state[me] = AT_PHASE;
+  place[me] = STORES + me;
+  parity[me] = but * 2 + placed;
+  leave();
 }
 
 // -- products ----------------------------------------------------------------------------------
@@ -171,21 +211,37 @@ struct CopyEngine : Engine {
   void begin_block() override {
     barriers.clear();
     parts.clear();
+    leaving.clear();
     for (int t = 0; t < threads; ++t) {
+      unknown[t].clear();
+      stored[t] = 0;
       begun[t] = false;
       open[t].clear();
       groups[t].clear();
       sums[t].clear();
     }
   }
-  bool phase_ended(u32 at, u32 parity) override { return (barriers[at].number & 1) != parity; }
-  bool under_way() override { return !parts.empty(); }
+  bool phase_ended(u32 at, u32 parity) override {
+    if (at >= STORES) return have_left(at - STORES, parity / 2, parity % 2);
+    return (barriers[at].number & 1) != parity; }
+  bool under_way() override { return !parts.empty() || !leaving.empty(); }
   void time_passes(bool at_once) override {
     for (size_t i = 0; i < parts.size();) {
       if (--parts[i].wait > 0 && !at_once) { ++i; continue; }
       const Part part = parts[i];
       parts.erase(parts.begin() + i);
       land(part);
+      if (at_once) return;
+    }
+    for (size_t i = 0; i < leaving.size();) {
+      if (--leaving[i].wait > 0 && !at_once) { ++i; continue; }
+      if (leaving[i].held.empty()) {
+        read_rows(leaving[i]);
+        leaving[i].wait = delay();
+      } else {
+        put_rows(leaving[i]);
+        leaving.erase(leaving.begin() + i);
+      }
       if (at_once) return;
     }
   }
@@ -261,6 +317,40 @@ template <int N> DEV void wgmma_wait() {
   meet_warp(); }
 template <int N> DEV void wgmma_sums(float*) {}
 
+// -- boxes that are stored -----------------------------------------------------------------------
+
+DEV void meet_group(int group) { emulator::meet(2 + group, 128); }
+DEV void store_matrices(u32 at, u32 a, u32 b, u32 c, u32 d) {
+  using namespace emulator;
+  const u32 words[] = {a, b, c, d};
+  for (int i = 0; i < 4; ++i) slots[threadIdx.x][i] = words[i];
+  meet_warp();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x - lane;
+  Written row{at, {}};
+  for (int i = 0; i < 4; ++i) row.words[i] = slots[warp + lane % 8 * 4 + i][lane / 8];
+  if (at % 16) fail("a row of a matrix at an odd address");
+  // Until the copy engine knows of it, what was there is gone as well.
+  std::memset(smem + at, 0xff, 16);
+  unknown[threadIdx.x].push_back(row);
+  meet_warp(); }
+DEV void boxes_filled() {
+  using namespace emulator;
+  for (const Written& row : unknown[threadIdx.x]) std::memcpy(smem + row.at, row.words, 16);
+  unknown[threadIdx.x].clear(); }
+DEV void store_box(const tensor_map* map, u32 from, int c0, int c1) {
+  using namespace emulator;
+  const Map m = decoded(map);
+  if (m.axes != 2 || m.box[0] * m.size != 128 || from % 1024) fail("a box that is not in the swizzle's place");
+  const int rows = m.box[1], cut = 1 + draw() % (rows - 1), me = threadIdx.x;
+  Leaving part{m, from, {c0, c1}, 0, cut, delay(), me, stored[me]++, {}};
+  leaving.push_back(part);
+  part.row = cut;
+  part.end = rows;
+  part.wait = delay();
+  leaving.push_back(part); }
+template <int N> DEV void boxes_read() { emulator::wait_for_stores(N, false); }
+DEV void boxes_stored() { emulator::wait_for_stores(0, true); }
+
 // -- attention ---------------------------------------------------------------------------------
 
 DEV void take_turn(int group, int threads) { emulator::meet(2 + group, threads); }
@@ -286,3 +376,20 @@ DEV float quick_exp2(float v) {
   const float r = std::exp2(v); return r < 0x1p-126f ? 0.0f : r; }
 template <class T> DEV u32 pack_floats(float a, float b, T) {
   return pack(to<T>::from(a), to<T>::from(b)); }
+
+// -- attention of few rows ---------------------------------------------------------------------
+
+DEV void map_ahead(const tensor_map*) {}
+DEV void warp_meets() { emulator::meet_warp(); }
+DEV u32 transposed(u32 v) {
+  using namespace emulator;
+  slots[threadIdx.x][0] = v;
+  meet_warp();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x - lane;
+  u32 r = 0;
+  for (int h = 0; h < 2; ++h) {
+    const int row = lane % 4 * 2 + h, column = lane / 4;
+    r |= (u32)(u16)(slots[warp + row * 4 + column / 2][0] >> 16 * (column % 2)) << 16 * h;
+  }
+  meet_warp();
+  return r; }

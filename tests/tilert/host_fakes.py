@@ -49,6 +49,8 @@ class FakeKernel:
         self.seen.append((params, grid, consts))
         return ir.Function(self.name, list(params), grid, ir.Block(), options={"fake": self})
 
+    deferred = specialize
+
     def __call__(self, *values: Any) -> Op:
         return make_op(self, values)
 

@@ -1,9 +1,10 @@
 """The cuda device on a GPU: copies, memory, launches, graphs, threads."""
 
 import asyncio
+import functools
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ml_dtypes
@@ -63,6 +64,9 @@ def dev() -> Iterator[CudaDevice]:
 
             launcher.bind = with_consts  # type: ignore[method-assign]
             return launcher
+
+        def begin_compile(self, function: ir.Function) -> Callable[[], CudaLauncher]:
+            return functools.partial(self.compile, function)
 
     device = Device(0)
     yield device

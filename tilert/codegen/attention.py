@@ -34,7 +34,7 @@ from tilert.dtypes import f32
 from tilert.ir import Function, Op, Value
 from tilert.tensor_map import ROW_BYTES
 
-__all__ = ["Attention", "write_attention"]
+__all__ = ["Attention", "set_up", "write_attention"]
 
 SHARED_BYTES = 227 * 1024
 """Shared memory of a block of sm_90."""
@@ -67,7 +67,7 @@ class Attention:
         plan.layouts[left] = wgmma_accumulator(rows, depth, form.groups, 1)
         self._function, self._form, self._stages = function, form, stages
         self.threads = form.consumers + GROUP
-        self._barriers = stages * _stage_bytes(form)
+        self._barriers = stages * form.stage_bytes
         self._scratch = self._barriers + -(-len(BARRIERS) * 8 * stages // 128) * 128
         self.shared_bytes = self._scratch + scratch
         self.consumer = Consumer(function, plan, form, stages)
@@ -80,26 +80,11 @@ class Attention:
         self.lines = [*self._prologue(), *self._producer(producer), *self._consumer()]
 
     def _prologue(self) -> list[str]:
-        stages, warps = self._stages, self._form.consumers // 32
         extents = [str(n) if n is not None else f"g{i}" for i, n in enumerate(self._function.grid)]
-        places = ", ".join(
-            f"{name} = ring + {self._barriers + i * 8 * stages}" for i, name in enumerate(BARRIERS)
-        )
-        init = " ".join(
-            f"barrier_init({name} + 8 * s, {1 if name.endswith('full') else warps});"
-            for name in BARRIERS
-        )
+        warps = self._form.consumers // 32
         return [
             *START,
-            "  extern __shared__ __align__(1024) char smem[];",
-            f"  char* const scratch = smem + {self._scratch}; (void)scratch;",
-            "  const u32 ring = shared_address(smem);",
-            f"  const u32 {places};",
-            "  if (threadIdx.x == 0) {",
-            f"    for (int s = 0; s < {stages}; ++s) {{ {init} }}",
-            "    barriers_ready();",
-            "  }",
-            "  __syncthreads();",
+            *set_up(self._barriers, self._scratch, self._stages, warps),
             *begin(self._function),
             f"  const i64 pieces = {' * '.join(f'(i64){n}' for n in extents) or '1'};",
         ]
@@ -149,12 +134,37 @@ class Attention:
         ]
 
 
+def set_up(barriers: int, scratch: int, stages: int, warps: int) -> list[str]:
+    """Names of places in shared memory, and barriers that all threads know to be ready.
+
+    Args:
+        barriers, scratch: where they begin, behind the ring.
+        warps: that compute.
+    """
+    places = ", ".join(f"{n} = ring + {barriers + i * 8 * stages}" for i, n in enumerate(BARRIERS))
+    init = " ".join(
+        f"barrier_init({name} + 8 * s, {1 if name.endswith('full') else warps});"
+        for name in BARRIERS
+    )
+    return [
+        "  extern __shared__ __align__(1024) char smem[];",
+        f"  char* const scratch = smem + {scratch}; (void)scratch;",
+        "  const u32 ring = shared_address(smem);",
+        f"  const u32 {places};",
+        "  if (threadIdx.x == 0) {",
+        f"    for (int s = 0; s < {stages}; ++s) {{ {init} }}",
+        "    barriers_ready();",
+        "  }",
+        "  __syncthreads();",
+    ]
+
+
 def write_attention(form: Form) -> Attention | None:
     """The kernel with as many stages as shared memory has room for, None where two are too many."""
     scratch = 0
     for _ in range(2):
         room = SHARED_BYTES - scratch - 256
-        stages = min(MOST_STAGES, room // _stage_bytes(form))
+        stages = min(MOST_STAGES, room // form.stage_bytes)
         if stages < 2:
             return None
         written = Attention(form, stages, scratch)
@@ -163,10 +173,6 @@ def write_attention(form: Form) -> Attention | None:
         if written.shared_bytes + scratch <= SHARED_BYTES:
             break
     return Attention(form, stages, scratch)
-
-
-def _stage_bytes(form: Form) -> int:
-    return form.keys.nbytes + form.values.nbytes
 
 
 def _templates(form: Form) -> list[str]:
@@ -195,7 +201,7 @@ def _produce(e: Emitter, form: Form, stages: int) -> None:
         e.depth += 1
         for op in found[loop.regions[0]]:
             e.op(op)
-    e.line(f"const u32 at = ring + stage * {_stage_bytes(form)};")
+    e.line(f"const u32 at = ring + stage * {form.stage_bytes};")
     for name, side in (("keys", form.keys), ("values", form.values)):
         e.line(f"barrier_wait({name}_free + 8 * stage, turn ^ 1);")
         e.line(f"barrier_expect({name}_full + 8 * stage, {side.nbytes});")
@@ -348,7 +354,7 @@ class Consumer(Emitter):
         self.line("barrier_wait(keys_full + 8 * stage, turn);")
         self.line("wgmma_begin();")
         with self.braces():
-            at = f"ring + stage * {_stage_bytes(form)} + {side.offset}"
+            at = f"ring + stage * {form.stage_bytes} + {side.offset}"
             self.line(f"const u64 keys = descriptor({at});")
             for k in range(0, side.cols, 16):
                 further = (k // COLUMNS * side.rows * ROW_BYTES + k % COLUMNS * 2) // 16
@@ -364,7 +370,7 @@ class Consumer(Emitter):
         self.line("barrier_wait(values_full + 8 * held, held_turn);")
         self.line("wgmma_begin();")
         with self.braces():
-            at = f"ring + held * {_stage_bytes(form)} + {side.offset}"
+            at = f"ring + held * {form.stage_bytes} + {side.offset}"
             self.line(f"const u64 values = descriptor_across({at}, {side.rows * ROW_BYTES});")
             for k in range(0, side.rows, 16):
                 further = k * ROW_BYTES // 16

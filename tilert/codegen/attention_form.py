@@ -1,10 +1,13 @@
-"""Which kernels the attention schedule of sm_90a takes: two products, one of which feeds the other.
+"""Which kernels the attention schedules of sm_90a take: two products, one of which feeds the other.
 
 It takes a kernel with one loop, by itself or in another one, that has two products and no more. The
 left operand of the first lies still while the loop runs; its result goes through elementwise work,
 reductions and branches, and as 16-bit floats to the left of the second, which adds to what the loop
 carries, multiplied by a factor a row at most. The right operands are tiles that each step has
 copied, the first transposed. Whatever comes before and after the loops is up to the kernel.
+
+Tiles of whole 64 rows are for warpgroups (`attention.py`). Of up to 16 rows the keys are shared out
+to warps (`row_attention.py`), where the loop is an online softmax (`shares.py`).
 """
 
 from dataclasses import dataclass, field
@@ -12,6 +15,7 @@ from dataclasses import dataclass, field
 from tilert.codegen.lower import clone, is_zero, uses
 from tilert.codegen.plan import source_of
 from tilert.codegen.ring import COLUMNS, GROUP, GROUP_ROWS
+from tilert.codegen.shares import Shares, find_shares
 from tilert.codegen.unfit import Unfit
 from tilert.dead_code import remove_dead
 from tilert.dtypes import bf16, f16, f32, i32
@@ -23,7 +27,12 @@ __all__ = ["Form", "find_form", "scalars"]
 
 MOST_REGISTERS = 200
 """A thread's share of the operands and sums: the others are for the work between the products."""
-
+FEW_ROWS = 16
+FEW_REGISTERS = 112
+"""The same where keys are shared out to warps."""
+MOST_WARPS = 4
+KEYS = 16
+"""Of a product of a warp."""
 
 _REGISTERS = {"const", "iota", "program", "dim", "reduce", "broadcast", "reshape", "transpose"}
 
@@ -65,6 +74,7 @@ class Form:
         maps: what the copy engine reads.
         partial: sums along rows that only add to what the loops carry: each thread may keep its
             own share until they end. The carried totals by the reductions.
+        shares: of few rows, what the warps find each by itself.
     """
 
     function: Function
@@ -77,6 +87,7 @@ class Form:
     values: Side
     maps: list[TensorMap]
     partial: dict[Op, Value] = field(default_factory=dict)
+    shares: Shares | None = None
 
     @property
     def loop(self) -> Op:
@@ -93,6 +104,16 @@ class Form:
     def consumers(self) -> int:
         """Threads that compute."""
         return GROUP * self.groups
+
+    @property
+    def warps(self) -> int:
+        """Warps that compute where there are few rows: each has as many keys."""
+        return _warps(self.keys.rows)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of what one step copies."""
+        return self.keys.nbytes + self.values.nbytes
 
     @property
     def between(self) -> list[Op]:
@@ -134,7 +155,7 @@ def find_form(function: Function) -> Form:
         raise Unfit("the first product does not go to the left of the second, as 16-bit floats")
     if not _fits(first, second):
         shown = " and ".join("{} x {}".format(*op.result.shape) for op in products)
-        raise Unfit(f"warpgroups cannot compute products of {shown} by two of these dtypes")
+        raise Unfit(f"neither warpgroups nor warps can compute products of {shown} of these dtypes")
     carried, scaling = _sums(second, loop, readers)
     maps: list[TensorMap] = []
     keys = _side(first, True, loop, readers, maps, 0)
@@ -156,6 +177,10 @@ def find_form(function: Function) -> Form:
             total = _total(op, form, readers)
             if total is not None:
                 form.partial[op] = total
+    if first.result.shape[0] <= FEW_ROWS:
+        if len(path) > 1:
+            raise Unfit("few rows are shared out by keys, and the loop is in another one")
+        form.shares = find_shares(function.body, loop, scaling, narrowed, second, form.between)
     return form
 
 
@@ -175,20 +200,30 @@ def _path(function: Function) -> list[Op] | None:
     return path or None
 
 
+def _warps(keys: int) -> int:
+    return next(n for n in range(MOST_WARPS, 0, -1) if keys // KEYS % n == 0)
+
+
 def _fits(first: Op, second: Op) -> bool:
     (m, n), (rows, columns) = first.result.shape, second.result.shape
     depth = first.args[0].shape[1]
-    registers = depth // 4 + n // 2 + n // 4 + columns // 2
+    if m <= FEW_ROWS:
+        share = n // _warps(n)
+        registers = -(-m // 8) * (depth // 8 + share // 4 + columns // 4)
+        # Layouts have no place for one row that is padded.
+        takes = m > 1 and registers <= FEW_REGISTERS
+    else:
+        registers = depth // 4 + n // 2 + n // 4 + columns // 2
+        takes = m in (GROUP_ROWS, 2 * GROUP_ROWS) and registers <= MOST_REGISTERS
     dtypes = {v.dtype for op in (first, second) for v in op.args[:2]}
     return (
-        m in (GROUP_ROWS, 2 * GROUP_ROWS)
+        takes
         and rows == m
-        and n % 16 == 0
+        and n % KEYS == 0
         and n <= 256
         and columns % 64 == 0
         and columns <= 256
         and depth % 64 == 0
-        and registers <= MOST_REGISTERS
         and len(dtypes) == 1
         and dtypes <= {bf16, f16}
     )

@@ -75,6 +75,7 @@ class Emitter:
     Attributes:
         checks: which checks are compiled in.
         sites: what each of them means.
+        clean: whether nothing has used scratch so far.
         program: number of the present program, as C++.
         window: the registers of tiles that are written now, None for all. Whoever sets it sees to
             it that nothing written meanwhile needs another thread's elements.
@@ -89,6 +90,7 @@ class Emitter:
         self.bases: dict[tuple[Layout, int], str] = {}
         self.head: list[str] = []
         self.scratch_bytes = 0
+        self.clean = True
         self.counter = 0
         self.stage_of: dict[Operand, str] = {}
         self.gathers: dict[tuple[Value, tuple[Factor, ...]], tuple[str, Layout]] = {}
@@ -158,16 +160,20 @@ class Emitter:
 
     def index(self, layout: Layout, axis: int, register: str) -> str:
         """Index along an axis of the element in a register, as C++."""
+        base, share = self.shares(layout, axis, register)
+        return base if share == "0" else f"({base} + {share})"
+
+    def shares(self, layout: Layout, axis: int, register: str) -> tuple[str, str]:
+        """The two summands of `index`: the thread's and the register's."""
         if not layout.axes[axis]:
-            return "0"
+            return "0", "0"
         key = (layout, axis)
         if key not in self.bases:
             name = self.bases[key] = f"at{len(self.bases)}"
             self.head.append(
                 f"  const int {name} = {layout.thread_expr(axis, '(int)threadIdx.x')};"
             )
-        share = layout.register_expr(axis, register)
-        return self.bases[key] if share == "0" else f"({self.bases[key]} + {share})"
+        return self.bases[key], layout.register_expr(axis, register)
 
     def flat(self, layout: Layout, register: str) -> str:
         """Row-major position of an element within its tile, as C++."""
@@ -260,6 +266,8 @@ class Emitter:
         narrow = operand.is_narrow
         if narrow:
             args = [f"f32_of({a})" for a in args]
+        if op in self.plan.coarse:
+            return f"quotient({', '.join(args)})"
         text = _formula(op.name, args, operand)
         return (
             f"to<{c_type(operand)}>::from({text})" if narrow and result.dtype == operand else text
@@ -280,7 +288,15 @@ class Emitter:
     def scratch(self, nbytes: int) -> str:
         """C++ pointer to scratch in shared memory, for use between two barriers."""
         self.scratch_bytes = max(self.scratch_bytes, nbytes)
+        self.clean = False
         return "scratch"
+
+    def meet(self, nbytes: int) -> None:
+        """Scratch of so many bytes, behind a barrier: threads may still read what it held. A first
+        use needs none, where nothing comes around again."""
+        if not (self.clean and self.plan.streams and self.depth == 1):
+            self.line("__syncthreads();")
+        self.scratch(nbytes)
 
 
 def _formula(name: str, args: list[str], dtype: DType) -> str:

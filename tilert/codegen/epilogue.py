@@ -29,14 +29,26 @@ def write_epilogue(e: Emitter, ops: list[Op], sums: Value) -> None:
     first, together, rest = _split(e, ops, layout)
     for op in first:
         e.op(op)
-    for start in range(0, layout.registers, WINDOW) if together else ():
-        e.window = start, min(start + WINDOW, layout.registers)
+    for window in _windows(layout) if together else ():
+        e.window = window
         with e.braces():
             for op in together:
                 e.op(op)
     e.window = None
     for op in rest:
         e.op(op)
+
+
+def _windows(layout: Layout) -> list[tuple[int, int]]:
+    """First and last registers but one; where a thread has several blocks of rows, of one each."""
+    block = max((f.stride for f in layout.axes[0] if f.kind == "r"), default=0)
+    if block < WINDOW:
+        block = layout.registers
+    return [
+        (start, min(start + WINDOW, first + block))
+        for first in range(0, layout.registers, block)
+        for start in range(first, first + block, WINDOW)
+    ]
 
 
 def _split(e: Emitter, ops: list[Op], layout: Layout) -> tuple[list[Op], list[Op], list[Op]]:

@@ -16,7 +16,9 @@ from tilert.codegen.pipelined import Pipelined, write_pipelined
 from tilert.codegen.plan import choose_threads, make_plan
 from tilert.codegen.prelude import PRELUDE
 from tilert.codegen.ring import find_ring
+from tilert.codegen.row_attention import RowAttention, write_rows
 from tilert.codegen.schedules import VARIABLE, enabled
+from tilert.codegen.streaming import coarse_divisions, lift_loads
 from tilert.codegen.unfit import Unfit
 from tilert.dtypes import i8
 from tilert.fault import Site
@@ -44,7 +46,8 @@ class CudaSource:
         early: numbers of the parameters that it can read before it waits, by the bits of that word.
         schedule: how the work is done. "streaming" has no products; "skinny" takes weights through
             registers for a few rows; "staged" multiplies with mma.sync what is copied to shared
-            memory; "pipelined" and "attention" are those of sm_90a; "unsafe" is no generated text.
+            memory; "pipelined", "thin" and "attention" are those of sm_90a; "unsafe" is text that
+            was given.
         refused: why it is none of the others, by name.
     """
 
@@ -78,10 +81,15 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
     refused = _not_portable(function, lowered, threads)
     try:
         _check_target(arch, checks)
-        return _pipelined(lowered, refused)
+        return _pipelined(lowered, lower(function, 0), refused)
     except Unfit as reason:
         refused |= {name: str(reason) for name in _SM_90A if name not in refused}
+    schedule = next(name for name in _PORTABLE if name not in refused)
+    streams = schedule == "streaming"
+    if streams:
+        lift_loads(lowered, threads)
     plan = make_plan(lowered, threads)
+    plan.streams, plan.coarse = streams, coarse_divisions(lowered) if streams else set()
     emitter = Emitter(lowered, plan, checks)
     emitter.block(lowered.body)
     entry = f"{function.name}_kernel"
@@ -107,13 +115,12 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
     ]
     return CudaSource(
         "\n".join(lines), entry, threads, shared, tuple(emitter.sites) or None, waits=True,
-        schedule=next(name for name in _PORTABLE if name not in refused),
-        refused=tuple(refused.items()),
+        schedule=schedule, refused=tuple(refused.items()),
     )  # fmt: skip
 
 
 _PORTABLE = ("streaming", "skinny", "staged")
-_SM_90A = ("pipelined", "attention")
+_SM_90A = ("pipelined", "thin", "attention")
 
 
 def _not_portable(function: Function, lowered: Function, threads: int) -> dict[str, str]:
@@ -143,27 +150,33 @@ def _check_target(arch: str, checks: Checks) -> None:
         raise Unfit(f"{VARIABLE} leaves it out")
 
 
-def _pipelined(function: Function, refused: dict[str, str]) -> CudaSource:
+def _pipelined(function: Function, whole: Function, refused: dict[str, str]) -> CudaSource:
     """Under the pipelined schedule or that of attention.
 
     Args:
+        whole: the function with all its products, thin ones too.
         refused: why it is not for another schedule; more are added.
 
     Raises:
         Unfit: where the function is for neither.
     """
-    written: Pipelined | Attention | None
+    written: Pipelined | Attention | RowAttention | None
+    walks = True
     try:
         ring = find_ring(function)
     except Unfit as reason:
-        refused["pipelined"] = str(reason)
-        form = find_form(function)
-        schedule, written, maps = "attention", write_attention(form), tuple(form.maps)
+        refused |= dict.fromkeys(("pipelined", "thin"), str(reason))
+        form = find_form(whole)
+        schedule, maps = "attention", tuple(form.maps)
+        walks = form.shares is None
+        written = write_attention(form) if form.shares is None else write_rows(form, form.shares)
     else:
         if not ring.thin:
             # Of few rows all that is needed behind the loop fits beside the sums.
             sink_past(function, ring.loop)
-        schedule, written, maps = "pipelined", write_pipelined(function, ring), tuple(ring.maps)
+        schedule, other = ("thin", "pipelined") if ring.thin else ("pipelined", "thin")
+        written, maps = write_pipelined(function, ring), tuple(ring.maps)
+        refused[other] = f"its products have {ring.rows} rows; {schedule} is for so many"
         refused["attention"] = "it does not have two products of which one feeds the other"
     if written is None:
         refused.pop(schedule, None)
@@ -174,7 +187,6 @@ def _pipelined(function: Function, refused: dict[str, str]) -> CudaSource:
         PRELUDE,
         *with_needed(written.consumer.helpers | _types(function)),
         *written.head,
-        # What a block may have of the registers depends on how many a multiprocessor has.
         f'extern "C" __global__ void __launch_bounds__({written.threads}, {written.blocks})',
         f"{entry}({', '.join([*head, *_parameters(function), PARAMETER])}) {{",
         *written.lines,
@@ -184,7 +196,7 @@ def _pipelined(function: Function, refused: dict[str, str]) -> CudaSource:
     for name in _PORTABLE:
         refused.setdefault(name, f"{schedule} comes first where a kernel has its form")
     return CudaSource(
-        "\n".join(lines), entry, written.threads, written.shared_bytes, None, maps, walks=True,
+        "\n".join(lines), entry, written.threads, written.shared_bytes, None, maps, walks=walks,
         waits=True, early=written.early, schedule=schedule, refused=tuple(refused.items()),
     )  # fmt: skip
 

@@ -1,15 +1,19 @@
 """Device code of the sm_90a schedules: barriers with phases, copies of boxes, warpgroup products.
 
 PTX instructions are those of the PTX ISA: mbarrier, cp.async.bulk.tensor, wgmma, setmaxnreg, bar,
-ex2, cvt.
+ex2, cvt, movmatrix, prefetch.tensormap.
 Addresses of shared memory are 32 bits, as `shared_address` gives them.
 """
 
 __all__ = [
     "ATTENTION_TEMPLATES",
+    "BOX_TEMPLATES",
     "ONCE_TEMPLATES",
     "PORTABLE_ATTENTION",
+    "PORTABLE_BOXES",
+    "PORTABLE_ROWS",
     "PORTABLE_TEMPLATES",
+    "ROW_TEMPLATES",
     "TEMPLATES",
     "copy_box",
     "wgmma",
@@ -95,6 +99,36 @@ DEV u64 read_once() {
 """
 """For `copy_box_once`."""
 
+PORTABLE_BOXES = r"""
+// Where the row of a matrix that this lane points at lies in a box of 128-byte rows, swizzled: four
+// matrices are 16 rows of a warp and 16 columns, from that of a 16-byte piece on.
+DEV u32 in_box(u32 box, int piece) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+  return box + row * 128 + ((piece + lane / 16) ^ row % 8) * 16; }
+"""
+"""What boxes that are stored have besides, in plain C++."""
+
+BOX_TEMPLATES = r"""
+// Four 8x8 matrices of 16-bit elements: lane 8 * i + j points at row j of matrix i.
+DEV void store_matrices(u32 at, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+    :: "r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory"); }
+// For one warpgroup.
+DEV void meet_group(int group) { asm volatile("bar.sync %0, 128;" :: "r"(2 + group) : "memory"); }
+// What this thread has written becomes known to the copy engine.
+DEV void boxes_filled() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Coordinates innermost first; what lies outside of the array is left out.
+DEV void store_box(const tensor_map* map, u32 from, int c0, int c1) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];"
+    :: "l"(map), "r"(from), "r"(c0), "r"(c1) : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until no more than N of the boxes that this thread had stored are still to be read.
+template <int N> DEV void boxes_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" :: "n"(N) : "memory"); }
+// Until all are in their places.
+DEV void boxes_stored() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+"""
+
 PORTABLE_ATTENTION = r"""
 // As `descriptor` for an operand whose rows run along k, 64 columns of 128 bytes beside each other
 // and the next 64 a block of bytes further on. The next 16 rows are 128 further on.
@@ -118,6 +152,22 @@ DEV u32 pack_floats(float a, float b, bf16) {
   u32 r; asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a)); return r; }
 DEV u32 pack_floats(float a, float b, f16) {
   u32 r; asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a)); return r; }
+"""
+
+PORTABLE_ROWS = r"""
+// Of an element in a tile of rows, 64 columns after 64 columns, as the copy engine leaves it.
+DEV u32 box_place(u32 at, int rows, int row, int column) {
+  return at + (column / 64 * rows + row) * 128 + (column % 64 * 2 ^ row % 8 * 16); }
+"""
+"""What attention of few rows has besides, in plain C++."""
+
+ROW_TEMPLATES = r"""
+DEV void map_ahead(const tensor_map* map) {
+  asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory"); }
+DEV void warp_meets() { __syncwarp(); }
+// Lane i has elements 2 (i % 4) and the next of row i / 4 of an 8 x 8 tile; then of its transpose.
+DEV u32 transposed(u32 v) {
+  u32 r; asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v)); return r; }
 """
 
 

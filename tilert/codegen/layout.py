@@ -8,15 +8,16 @@ this form, so one set of rules serves them all. Threads that no factor distingui
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import gcd, prod
 
 __all__ = [
     "Factor",
     "Layout",
     "blocked",
     "mma_accumulator",
+    "mma_queries",
+    "mma_swapped",
     "thin_left",
-    "thin_sums",
     "wgmma_accumulator",
 ]
 
@@ -120,14 +121,38 @@ class Layout:
         )
         return Layout(shape, _renumber(axes))
 
-    def with_unit_axes(self, shape: tuple[int, ...]) -> "Layout | None":
-        """The same elements with axes of size 1 inserted or removed; None if more changes."""
+    def reshaped(self, shape: tuple[int, ...]) -> "Layout | None":
+        """The same elements in the same places as a tile of another shape, in row-major order;
+        None where no factors describe that."""
+        return self._with_unit_axes(shape) or self._regrouped(shape)
+
+    def _with_unit_axes(self, shape: tuple[int, ...]) -> "Layout | None":
         if [n for n in self.shape if n != 1] != [n for n in shape if n != 1]:
             return None
         if any(a for n, a in zip(self.shape, self.axes, strict=True) if n == 1):
             return None
         kept = iter(a for n, a in zip(self.shape, self.axes, strict=True) if n != 1)
         return Layout(shape, tuple(next(kept) if n != 1 else () for n in shape))
+
+    def _regrouped(self, shape: tuple[int, ...]) -> "Layout | None":
+        """Axes joined and cut."""
+        if self.is_padded:
+            return None
+        left = [f for axis in reversed(self.axes) for f in axis if f.size > 1]
+        axes: list[tuple[Factor, ...]] = []
+        for n in reversed(shape):
+            factors: list[Factor] = []
+            while n > 1:
+                f = left.pop(0)
+                size = gcd(f.size, n)
+                if size == 1:
+                    return None
+                if size < f.size:
+                    left.insert(0, Factor(f.kind, f.size // size, f.stride * size))
+                _append(factors, Factor(f.kind, size, f.stride))
+                n //= size
+            axes.append(tuple(factors))
+        return Layout(shape, tuple(reversed(axes)))
 
     def source_register(self, narrow: "Layout", register: int) -> int:
         """Register of `narrow` (see `narrowed`) that a register of this layout reads."""
@@ -151,6 +176,15 @@ def _renumber(axes: tuple[tuple[Factor, ...], ...]) -> tuple[tuple[Factor, ...],
         tuple(Factor("r", f.size, strides[f.stride]) if f.kind == "r" else f for f in a)
         for a in axes
     )
+
+
+def _append(factors: list[Factor], f: Factor) -> None:
+    """Add the next digit; two that are digits of one number become one."""
+    last = factors[-1] if factors else None
+    if last is not None and (last.kind, last.stride * last.size) == (f.kind, f.stride):
+        factors[-1] = Factor(f.kind, last.size * f.size, last.stride)
+    else:
+        factors.append(f)
 
 
 def _power_of_two_at_least(n: int) -> int:
@@ -196,6 +230,38 @@ def mma_accumulator(m: int, n: int, warps_m: int, warps_n: int) -> Layout:
     return _tiled((m, n), rows, cols, (tiles_m, tiles_n), (warps_m, warps_n), 32)
 
 
+def mma_swapped(m: int, n: int, warps: int) -> Layout:
+    """Sums of m rows that warps compute as the columns of n rows, 16 rows a warp: element (i, j)
+    lies where (j, i) of the fragments of mma.m16n8k16 does. Past `m` the layout is padded.
+
+    Register `(t * columns + j) * 4 + c` is element c of the warp's 16 rows t and 8 columns j.
+    """
+    columns, tiles = -(-m // 8), -(-n // (16 * warps))
+    rows = [Factor("t", 8, 4), Factor("r", 2, 2)]
+    if warps > 1:
+        rows.append(Factor("t", warps, 32))
+    if tiles > 1:
+        rows.append(Factor("r", tiles, 4 * columns))
+    return Layout((m, n), (_columns(columns), tuple(rows)))
+
+
+def mma_queries(m: int, k: int) -> Layout:
+    """m rows as the right operand of mma.m16n8k16 (PTX ISA, "Matrix Fragments for
+    mma.m16n8k16"), transposed, the same in every warp. Past `m` the layout is padded.
+
+    Registers `(j * steps + s) * 4` to `+ 3` are rows 8 j to 8 j + 7 of the 16 columns s.
+    """
+    steps = k // 16
+    rows = [Factor("t", 8, 4), *([Factor("r", -(-m // 8), 4 * steps)] if m > 8 else [])]
+    columns = [Factor("r", 2, 1), Factor("t", 4, 1), Factor("r", 2 * steps, 2)]
+    return Layout((m, k), (tuple(rows), tuple(columns)))
+
+
+def _columns(count: int) -> tuple[Factor, ...]:
+    more = [Factor("r", count, 4)] if count > 1 else []
+    return (Factor("r", 2, 1), Factor("t", 4, 1), *more)
+
+
 def wgmma_accumulator(m: int, n: int, groups_m: int, groups_n: int) -> Layout:
     """Accumulators of wgmma.m64nNk16 by warpgroups (PTX ISA, "Register Fragments for
     wgmma.mma_async"): as mma.m16n8 has them in each of a group's four warps, 16 rows a warp.
@@ -207,22 +273,6 @@ def wgmma_accumulator(m: int, n: int, groups_m: int, groups_n: int) -> Layout:
     rows = [Factor("t", 8, 4), Factor("r", 2, 2), Factor("t", 4, 32)]
     cols = [Factor("r", 2, 1), Factor("t", 4, 1)]
     return _tiled((m, n), rows, cols, (tiles_m, tiles_n), (groups_m, groups_n), 128)
-
-
-def thin_sums(m: int, n: int, warps: int) -> Layout:
-    """Sums of m rows that warps compute as the columns of n rows: element (i, j) of 16 columns j
-    lies where (j, i) of `mma_accumulator` does, and the warps take turns at 16 columns.
-
-    `m` is whole 8 rows; past `n` the layout is padded.
-    """
-    turns, tokens = -(-n // (16 * warps)), m // 8
-    columns = [Factor("t", 8, 4), Factor("r", 2, 2), Factor("t", warps, 32)]
-    if turns > 1:
-        columns.append(Factor("r", turns, 4 * tokens))
-    rows = [Factor("r", 2, 1), Factor("t", 4, 1)]
-    if tokens > 1:
-        rows.append(Factor("r", tokens, 4))
-    return Layout((m, n), (tuple(rows), tuple(columns)))
 
 
 def thin_left(m: int, k: int, warps: int) -> Layout:

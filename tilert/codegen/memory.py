@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from math import gcd
 
+import numpy as np
+
 from tilert.codegen.bounds import Bounds, below
 from tilert.codegen.emit import Emitter, c_name, c_type, literal
 from tilert.codegen.grid import piece_number
 from tilert.codegen.layout import Layout
-from tilert.dtypes import i64
+from tilert.dtypes import DType, i64
 from tilert.ir import Access, Loc, Op, Param, Value, walk
 
 __all__ = [
@@ -136,7 +138,8 @@ def _upper_bound(e: Emitter, index: Value) -> int | None:
 
 
 def _offset(e: Emitter, where: Address, layout: Layout, register: str) -> tuple[str, list[str]]:
-    """C++ offset of a register's element and the conditions under which it is in bounds."""
+    """C++ offset of a register's element, from where `_advance` points, and the conditions under
+    which it is in bounds."""
     terms: list[str] = []
     conditions: list[str] = []
     for number, axis in enumerate(where.axes):
@@ -148,14 +151,29 @@ def _offset(e: Emitter, where: Address, layout: Layout, register: str) -> tuple[
             terms.append(f"(i64){row} * {axis.stride}")
             check = axis.check(row)
         else:
-            if i != "0":
-                terms.append(f"{i} * {axis.stride}")
+            share = f"({e.shares(layout, number, register)[1]})" if e.plan.streams else i
+            if share not in ("0", "(0)"):
+                terms.append(f"{share} * {axis.stride}")
             if axis.extent:
                 check = axis.check(f"{axis.first} + {i}")
         # Indices that padding holds are nobody's.
         both = (padding, check) if axis.noted else (check, padding)
         conditions += [c for c in both if c]
     return " + ".join(terms) or "0", conditions
+
+
+def _advance(e: Emitter, where: Address, layout: Layout, pointer: str) -> None:
+    """Let a pointer point at what the thread's first register holds, so that what other registers
+    add to it is a constant of the instruction; where products leave registers for that."""
+    if not e.plan.streams:
+        return
+    terms = [
+        f"{e.shares(layout, number, '0')[0]} * {axis.stride}"
+        for number, axis in enumerate(where.axes)
+        if axis.gather is None and layout.axes[number]
+    ]
+    if terms:
+        e.line(f"{pointer} += {' + '.join(terms)};")
 
 
 def _gathered(e: Emitter, gather: Value, layout: Layout, axis: int, register: str) -> str:
@@ -208,6 +226,13 @@ def _vector(e: Emitter, where: Address, layout: Layout) -> int:
 _WORDS = {16: "vec16", 8: "vec8", 4: "u32"}
 
 
+def _filled(fill: float, dtype: DType) -> str:
+    """C++ of 16 bytes of elements with one value."""
+    bits = np.full(16 // dtype.itemsize, fill).astype(dtype.numpy).tobytes()
+    words = [f"{int.from_bytes(bits[i : i + 4], 'little'):#x}u" for i in range(0, 16, 4)]
+    return f"vec16{{{{{', '.join(words)}}}}}"
+
+
 def _divides(extent: str, v: int) -> bool:
     return extent.isdigit() and int(extent) % v == 0
 
@@ -249,6 +274,7 @@ def _read(e: Emitter, op: Op, where: Address, pointer: str, fill: float, call: s
         return
     layout = e.layout(result)
     _prepare_gathers(e, where, layout)
+    _advance(e, where, layout, pointer)
     name = e.declare(result)
     v = _vector(e, where, layout)
     ok = ""
@@ -276,7 +302,10 @@ def _read(e: Emitter, op: Op, where: Address, pointer: str, fill: float, call: s
             at = fetch.removeprefix("*")
             fetch = f"{call}({pointer} + ({offset}))" if word == "vec16" else f"load({at})"
         e.line(f"union {{ {word} v; {c_type(dtype)} e[{v}]; }} u;")
-        if guard:
+        if guard and e.plan.streams and call and word == "vec16":
+            # No branch: where its ends meet, elements of 16 bits would take a register each.
+            e.line(f"u.v = {fetch.removesuffix(')')}, {guard}, {_filled(fill, dtype)});")
+        elif guard:
             with e.braces(f"if ({guard})"):
                 e.line(f"u.v = {fetch};")
             with e.braces("else"):
@@ -340,6 +369,7 @@ def load_piece(e: Emitter, op: Op) -> None:
         # What a kernel may store to: the compiler keeps the order.
         _read(e, op, where, pointer, 0)
         return
+    _advance(e, where, layout, pointer)
     name = e.declare(result)
     with e.each(layout.registers) as r:
         offset, conditions = _offset(e, where, layout, r)
@@ -364,6 +394,7 @@ def store_piece(e: Emitter, op: Op) -> None:
     if copies:
         guards.append(copies)
     v = _vector(e, where, layout)
+    _advance(e, where, layout, pointer)
     # Copies of an element lie in several threads: all must have read it before one writes it.
     read_too = e.window is None and any(
         o.name == "load_piece" and o.attrs["param"] is param for o in walk(e.function.body)
@@ -391,6 +422,7 @@ def accumulate_piece(e: Emitter, op: Op) -> None:
     copies = layout.copies_expr(e.plan.threads, "(int)threadIdx.x")
     if copies:
         guards.append(copies)
+    _advance(e, where, layout, pointer)
     call = f"atomic{param.accumulate.capitalize()}"
     head = f"if ({' && '.join(guards)})" if guards else ""
     with e.braces(head), e.each(layout.registers) as r:

@@ -17,8 +17,7 @@ def relayout(e: Emitter, v: Value, layout: Layout, position: str = "") -> str:
     """
     own = e.layout(v)
     ctype = c_type(v.dtype)
-    e.scratch(v.type.numel * v.dtype.itemsize)
-    e.line("__syncthreads();")
+    e.meet(v.type.numel * v.dtype.itemsize)
     with e.each(own.registers) as r:
         guard = e.inside(own, r)
         place = position.format(r=r) if position else e.flat(own, r)
@@ -59,13 +58,13 @@ def broadcast(e: Emitter, op: Op) -> None:
 
 
 def reshape(e: Emitter, op: Op) -> None:
-    """Insert or remove axes of size 1 for free; anything else goes through scratch."""
+    """Free where elements stay with their threads (`Layout.reshaped`); else through scratch."""
     source, result = op.args[0], op.result
     if not result.shape or not source.shape:
         _scalar_reshape(e, source, result)
         return
     layout = e.layout(result)
-    if e.layout(source).with_unit_axes(result.shape) == layout:
+    if e.layout(source).reshaped(result.shape) == layout:
         e.names[result] = e.names[source]
         return
     e.names[result] = relayout(e, source, layout)
@@ -194,8 +193,7 @@ def _across_warps(
     numel = 1
     for n in out.shape:
         numel *= n
-    e.scratch(ways * numel * itemsize)
-    e.line("__syncthreads();")
+    e.meet(ways * numel * itemsize)
     with e.each(out.registers) as r:
         guard = e.inside(out, r)
         place = f"({coordinate}) * {numel} + {e.flat(out, r)}"
@@ -278,9 +276,8 @@ def _place_warps(
     numel = 1
     for n in out.shape:
         numel *= n
-    e.scratch(ways * numel * 12)
+    e.meet(ways * numel * 12)
     indices = f"((int*)(scratch + {ways * numel * 8}))"
-    e.line("__syncthreads();")
     with e.each(out.registers) as r:
         guard = e.inside(out, r)
         with e.braces(f"if ({guard})" if guard else ""):

@@ -12,14 +12,18 @@ whose bits the word `early` has (`early.py`). The others of these stages it brin
 """
 
 from collections.abc import Callable
+from math import prod
 
+from tilert.codegen.boxes_out import boxes_bytes, move_boxes
 from tilert.codegen.control import begin_loop, carry, note_bounds
 from tilert.codegen.early import END, MOST_EARLY, START, begin
 from tilert.codegen.emit import Emitter, c_type
 from tilert.codegen.epilogue import write_epilogue
 from tilert.codegen.grid import coordinates
 from tilert.codegen.hopper import (
+    BOX_TEMPLATES,
     ONCE_TEMPLATES,
+    PORTABLE_BOXES,
     PORTABLE_TEMPLATES,
     TEMPLATES,
     copy_box,
@@ -79,7 +83,9 @@ class Pipelined:
             of the vectors that stay in shared memory.
     """
 
-    def __init__(self, function: Function, ring: Ring, stages: int, scratch: int) -> None:
+    def __init__(
+        self, function: Function, ring: Ring, stages: int, scratch: int, boxes: bool
+    ) -> None:
         self._function, self._ring, self._stages = function, ring, stages
         # A warpgroup is what gives registers away; where there is nothing to give, a warp will do.
         self.threads = ring.consumers + (WARP if ring.consumers == GROUP else GROUP)
@@ -89,16 +95,23 @@ class Pipelined:
         few = ring.rows <= AHEAD_ROWS and len(read) + len(kept) <= MOST_EARLY
         fits = few and _can_run_ahead(ring)
         self.early = (*read, *kept) if fits else ()
-        self._barriers = stages * ring.stage_bytes
         self._kept_bits = (1 << len(kept)) - 1 << len(read) if fits else 0
+        self._boxes = stages * ring.stage_bytes
+        self._barriers = self._boxes + boxes * boxes_bytes(prod(ring.groups))
         self._kept = self._barriers + -(-16 * stages // 128) * 128
-        self.consumer = (ThinConsumer if ring.thin else Consumer)(function, ring, stages)
         self._scratch = self._kept + kept_bytes(ring)
         self.shared_bytes = self._scratch + scratch
+        self.consumer: Consumer | ThinConsumer = (
+            ThinConsumer(function, ring, stages)
+            if ring.thin
+            else Consumer(function, ring, stages, boxes)
+        )
         producer = Emitter(function, self.consumer.plan)
         producer.depth = self.consumer.depth = 3
         self.consumer.program_body()
         self.head = [PORTABLE_TEMPLATES, TEMPLATES, *_templates(ring)]
+        if self.consumer.boxes:
+            self.head += [PORTABLE_BOXES, BOX_TEMPLATES]
         self.lines = [*self._prologue(), *self._producer(producer), *self._consumer()]
 
     def _prologue(self) -> list[str]:
@@ -110,6 +123,7 @@ class Pipelined:
             f"  char* const scratch = smem + {self._scratch}; (void)scratch;",
             f"  char* const kept = smem + {self._kept}; (void)kept;",
             "  const u32 ring = shared_address(smem);",
+            *([f"  const u32 boxes = ring + {self._boxes};"] if self.consumer.boxes else []),
             f"  const u32 full = ring + {self._barriers}, empty = full + {8 * stages};",
             "  if (threadIdx.x == 0) {",
             f"    for (int s = 0; s < {stages}; ++s) {{",
@@ -157,6 +171,7 @@ class Pipelined:
             *("  " + line for line in begin(self._function)),
             *([f"    if ((early & {bits}u) != {bits}u) {{", *keep, "    }"] if bits else keep),
             *self._pieces("    ", self.consumer.lines, self.consumer.head),
+            *(["    boxes_stored();"] if self.consumer.boxes else []),
             *("  " + line for line in END),
             "  }",
         ]
@@ -216,19 +231,20 @@ class Pipelined:
 
 def write_pipelined(function: Function, ring: Ring) -> Pipelined | None:
     """The kernel with as many stages as shared memory has room for, None where two are too many."""
-    scratch = 0
+    scratch, boxes = 0, not ring.thin
     whole = THIN_SHARED_BYTES if ring.thin else SHARED_BYTES
-    for _ in range(2):
+    while True:
         room = whole - scratch - kept_bytes(ring) - 128
+        room -= boxes * boxes_bytes(prod(ring.groups))
         stages = min(_most_stages(ring), room // (ring.stage_bytes + 16))
         if stages < 2:
             return None
-        written = Pipelined(function, ring, stages, scratch)
-        # How much scratch the text needs is known once it is written.
-        scratch = -(-written.consumer.scratch_bytes // 16) * 16
-        if written.shared_bytes + scratch <= whole:
-            break
-    return Pipelined(function, ring, stages, scratch)
+        written = Pipelined(function, ring, stages, scratch, boxes)
+        # How much scratch the text needs, and whether boxes, is known once it is written.
+        needed = -(-written.consumer.scratch_bytes // 16) * 16
+        if needed <= scratch and written.consumer.boxes == boxes:
+            return written
+        scratch, boxes = max(scratch, needed), written.consumer.boxes
 
 
 def _most_stages(ring: Ring) -> int:
@@ -362,12 +378,18 @@ def _first(e: Emitter, load: Op, access: Access) -> str:
 
 
 class Consumer(Emitter):
-    """Writes the kernel for the threads that compute: they meet without the producer."""
+    """Writes the kernel for the threads that compute: they meet without the producer.
 
-    def __init__(self, function: Function, ring: Ring, stages: int) -> None:
+    Attributes:
+        boxes: whether pieces are stored by the copy engine.
+    """
+
+    def __init__(self, function: Function, ring: Ring, stages: int, boxes: bool) -> None:
         super().__init__(function, make_group_plan(function, ring.groups))
         self._ring = ring
         self._stages = stages
+        self._may_box = boxes
+        self.boxes = False
 
     def line(self, text: str) -> None:
         """See `Emitter`."""
@@ -387,10 +409,15 @@ class Consumer(Emitter):
             self._loop(op)
         elif op.name == "mma":
             self._product(op)
+        elif op.name == "store_piece" and self._may_box and self._by_boxes(op):
+            self.boxes = True
         elif op.name in ("load_piece", "store_piece") and move_quads(self, op):
             pass
         elif op.name != "load" or op.result not in self._ring.boxes:
             super().op(op)
+
+    def _by_boxes(self, op: Op) -> bool:
+        return move_boxes(self, op, self._ring.groups, self._ring.maps)
 
     def _loop(self, op: Op) -> None:
         body = op.regions[0]

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from tilert.codegen.layout import Layout, blocked, mma_accumulator, thin_sums, wgmma_accumulator
+from tilert.codegen.layout import Layout, blocked, mma_accumulator, wgmma_accumulator
 from tilert.codegen.lower import is_thin, uses
+from tilert.codegen.streaming import streaming_threads
 from tilert.dtypes import bf16, f16
 from tilert.ir import Block, Function, Op, Value, walk
 from tilert.ops import ELEMENTWISE
@@ -14,7 +15,7 @@ __all__ = [
     "choose_threads",
     "make_group_plan",
     "make_plan",
-    "make_thin_plan",
+    "make_share_plan",
     "operand_only",
     "source_of",
 ]
@@ -70,10 +71,13 @@ class Plan:
         pipelined: asynchronous operands of each loop.
         warps: (along m, along n) of each mma.
         groups: warpgroups (along m, along n) where they compute the products, None where warps do.
-        thin: layouts of left operands in registers, where warps share their columns.
+        sums, lefts: layouts of the sums of products, and of left operands in registers, where
+            whoever makes the plan says them.
         direct: mma operations whose left operand is taken from registers.
         shared_bytes: shared memory of the operands; scratch follows it.
         least_bytes: fewest bytes for which one access moves several elements.
+        coarse: divisions of f32 that may be some ulps off, see `streaming.coarse_divisions`.
+        streams: whether it is under the streaming schedule (`streaming.py`).
     """
 
     threads: int
@@ -82,23 +86,26 @@ class Plan:
     pipelined: dict[Op, list[Operand]] = field(default_factory=dict)
     warps: dict[Op, tuple[int, int]] = field(default_factory=dict)
     groups: tuple[int, int] | None = None
-    thin: dict[Value, Layout] = field(default_factory=dict)
+    sums: dict[Op, Layout] = field(default_factory=dict)
+    lefts: dict[Value, Layout] = field(default_factory=dict)
     direct: set[Op] = field(default_factory=set)
     shared_bytes: int = 0
     least_bytes: int = 8
+    coarse: set[Op] = field(default_factory=set)
+    streams: bool = False
 
     def accumulator(self, product: Op) -> Layout:
         """Layout of the sums of a product."""
+        if product in self.sums:
+            return self.sums[product]
         m, n = product.result.shape
-        if self.thin:
-            return thin_sums(m, n, self.threads // 32)
         if self.groups is not None:
             return wgmma_accumulator(m, n, *self.groups)
         return mma_accumulator(m, n, *self.warps[product])
 
 
 def choose_threads(function: Function) -> int:
-    """Threads a program: by the tensor-core tile if there is one, else by the largest tile."""
+    """Threads a program: by the tensor-core tile if there is one, else what streams takes."""
     tiles = [op for op in walk(function.body) if op.name == "mma"]
     fat = [op for op in tiles if not is_thin(op, _THIN_THREADS)]
     if fat:
@@ -106,14 +113,7 @@ def choose_threads(function: Function) -> int:
         return 256 if m * n >= 128 * 128 else 128
     if tiles:
         return _THIN_THREADS
-    largest = 1
-    for op in walk(function.body):
-        for v in op.results:
-            largest = max(largest, v.type.numel)
-    threads = 32
-    while threads < 512 and threads * 16 <= largest:
-        threads *= 2
-    return threads
+    return streaming_threads(function)
 
 
 def make_plan(function: Function, threads: int) -> Plan:
@@ -134,10 +134,12 @@ def make_group_plan(function: Function, groups: tuple[int, int]) -> Plan:
     return plan
 
 
-def make_thin_plan(function: Function, lefts: dict[Value, Layout], threads: int) -> Plan:
-    """Layouts of a function whose products have left operands in registers, as given, and right
-    ones placed elsewhere."""
-    plan = Plan(threads, thin=lefts, least_bytes=4)
+def make_share_plan(
+    function: Function, threads: int, sums: dict[Op, Layout], lefts: dict[Value, Layout]
+) -> Plan:
+    """Layouts of a function whose products' sums and left operands lie as said, where right ones
+    are placed elsewhere."""
+    plan = Plan(threads, sums=sums, lefts=lefts, least_bytes=4)
     _assign_layouts(function, plan)
     return plan
 
@@ -218,9 +220,9 @@ class _Classes:
 def _assign_layouts(function: Function, plan: Plan) -> None:
     _prefer_rows(function, plan)
     classes = _Classes()
-    unseen = operand_only(function) - set(plan.thin)
+    unseen = operand_only(function) - set(plan.lefts)
     relations: list[tuple[str, Value, Value, int]] = []
-    fixed: list[tuple[Value, Layout]] = list(plan.thin.items())
+    fixed: list[tuple[Value, Layout]] = list(plan.lefts.items())
 
     def tile(v: Value) -> bool:
         return bool(v.shape) and v not in unseen
@@ -283,7 +285,7 @@ def _assign_layouts(function: Function, plan: Plan) -> None:
                 changed = True
             elif kind == "reshape" and (a is None) != (b is None):
                 given, want = (a, dst) if a is not None else (b, src)
-                layout = given.with_unit_axes(want.shape) if given and tile(want) else None
+                layout = given.reshaped(want.shape) if given and tile(want) else None
                 if layout is not None:
                     found[classes.find(want)] = layout
                     changed = True

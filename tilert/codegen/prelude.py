@@ -43,6 +43,8 @@ template <> struct to<f16> { DEV f16 from(float v) {
 DEV u32 pack(bf16 a, bf16 b) { return (u32)a.x | ((u32)b.x << 16); }
 DEV u32 pack(f16 a, f16 b) { return (u32)a.x | ((u32)b.x << 16); }
 
+DEV float quotient(float a, float b) {
+  float r; asm("div.full.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
 DEV float op_minimum(float a, float b) {
   float r; asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
 DEV float op_maximum(float a, float b) {
@@ -93,6 +95,11 @@ DEV vec16 load16(const void* p) {
 DEV vec16 load16_stream(const void* p) {
   vec16 v; asm("ld.global" ONLY_READ ".L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
     : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p)); return v; }
+// The same where `ok`, otherwise `v`.
+DEV vec16 load16(const void* p, bool ok, vec16 v) {
+  asm("{ .reg .pred q; setp.ne.u32 q, %5, 0;\n\t"
+    "@q ld.global" ONLY_READ ".v4.u32 {%0,%1,%2,%3}, [%4]; }"
+    : "+r"(v.w[0]), "+r"(v.w[1]), "+r"(v.w[2]), "+r"(v.w[3]) : "l"(p), "r"((u32)ok)); return v; }
 
 DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 DEV void copy_async16(u32 dst, const void* src, bool valid) {

@@ -12,8 +12,8 @@ asynchronous proxy. That takes more than a microsecond as long as copies are und
 
 from tilert.codegen.control import begin_loop, carry
 from tilert.codegen.emit import Emitter, c_name, c_type
-from tilert.codegen.layout import Factor, thin_left
-from tilert.codegen.plan import make_thin_plan, source_of
+from tilert.codegen.layout import Factor, mma_swapped, thin_left
+from tilert.codegen.plan import make_share_plan, source_of
 from tilert.codegen.ring import WARPS, Box, Ring, sums_of, turn_over
 from tilert.ir import Access, Function, Op, Param, Value
 from tilert.tensor_map import ROW_BYTES
@@ -48,11 +48,16 @@ class ThinConsumer(Emitter):
 
     Attributes:
         kept: loads of the loop whose vectors lie in shared memory, and where.
+        boxes: whether pieces are stored by the copy engine.
     """
 
+    boxes = False
+
     def __init__(self, function: Function, ring: Ring, stages: int) -> None:
-        lefts = {v: thin_left(*v.shape, WARPS) for v in ring.lefts}
-        super().__init__(function, make_thin_plan(function, lefts, ring.consumers))
+        products = [op for op in ring.loop.regions[0].ops if op.name == "mma"]
+        sums = {op: mma_swapped(op.result.shape[0], op.result.shape[1], WARPS) for op in products}
+        lefts = {v: thin_left(v.shape[0], v.shape[1], WARPS) for v in ring.lefts}
+        super().__init__(function, make_share_plan(function, ring.consumers, sums, lefts))
         self._ring = ring
         self._stages = stages
         self.kept = kept_loads(ring)

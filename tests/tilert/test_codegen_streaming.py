@@ -1,0 +1,254 @@
+"""The streaming schedule: values and text of loads that come first, quotients, free reshapes."""
+
+# mypy: disable-error-code="no-untyped-def, type-arg, operator"
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tilert
+from tests.tilert.checks import FLOATS, Frame, data, ints
+from tilert import Const, Dyn, Mut, Ref, bf16, f16, f32
+from tilert.codegen.layout import Layout, blocked
+from tilert.codegen.streaming import LIFTED_BYTES
+from tilert.language import debug_assert, mean, rsqrt, static_range, sum
+from tilert.target_device import CompiledKernel, TargetDevice
+
+
+@tilert.kernel
+def add_rows(y: Mut[Dyn], a: Ref[Dyn], b: Ref[Dyn]):
+    y.store(a.tile_like(y).to(f32) + b.tile_like(y).to(f32))
+
+
+@tilert.kernel
+def normed(y: Mut[Dyn], rest: Mut[Dyn], x: Ref[Dyn], ids: Ref[Dyn], gains: Ref[Dyn]):
+    """Row by row; which gain a row has is loaded behind a sum and a store, and once in a branch."""
+    i, j = y.index
+    v = x[i, j].to(f32)
+    scale = rsqrt(mean(v * v, axis=1, keepdims=True) + 1e-6)
+    y.store(v * scale)
+    gain = gains[ids[i.number], :].to(f32)
+    out = v * gain[None, :]
+    if ids[i.number] > 1:
+        out = out + x[i, j].to(f32)
+    rest.store(out)
+
+
+@tilert.kernel
+def quotients(y: Mut, a: Ref, b: Ref):
+    y.store(a.tile_like(y).to(f32) / b.tile_like(y).to(f32) * 3.0)
+
+
+@tilert.kernel
+def joined(y: Mut, x: Ref, n: Const[int]):
+    """Tiles of y: [rows, n * columns], of x: [rows, n, columns]."""
+    i, _ = y.index
+    y.store(x[i, :, :].reshape(y.shape))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(
+    ("shape", "tile"),
+    [((5, 96), (1, 96)), ((7, 130), (2, 64)), ((3, 33), (2, 40)), ((0, 64), (1, 64))],
+)
+def test_sums(
+    everywhere: tilert.Device, shape: tuple[int, int], tile: tuple[int, int], dtype: tilert.DType
+) -> None:
+    a, a64 = data(everywhere, shape, dtype)
+    b, b64 = data(everywhere, shape, dtype, seed=1)
+    y = Frame(everywhere, shape, dtype)
+    add_rows(y.piece(*tile), a, b).sync()
+    y.check(a64 + b64, scale=np.abs(a64) + np.abs(b64))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("columns", [64, 90, 200])
+def test_loads_that_come_first(
+    everywhere: tilert.Device, columns: int, dtype: tilert.DType
+) -> None:
+    rows = 5
+    x, x64 = data(everywhere, (rows, columns), dtype)
+    gains, gains64 = data(everywhere, (3, columns), dtype, seed=1)
+    ids = np.array([2, 0, 1, 7, 2])
+    y, rest = (Frame(everywhere, (rows, columns), dtype) for _ in range(2))
+    index = ints(everywhere, ids)
+    normed(y.piece(1, columns), rest.piece(1, columns), x, index, gains).sync()
+    y.check(x64 / np.sqrt((x64 * x64).mean(1, keepdims=True) + 1e-6), steps=2 * columns)
+    gain = np.where((ids < 3)[:, None], gains64[np.minimum(ids, 2)], 0)
+    rest.check(x64 * gain + np.where((ids > 1)[:, None], x64, 0), scale=np.abs(x64) * 3)
+
+
+VALUES = [
+    0.0,
+    -0.0,
+    1.0,
+    -3.0,
+    1e-38,
+    1.5e-39,
+    3e38,
+    -2e38,
+    1e-4,
+    7e4,
+    math.inf,
+    -math.inf,
+    math.nan,
+]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_quotients(everywhere: tilert.Device, dtype: tilert.DType) -> None:
+    pairs = list(product(VALUES, VALUES))
+    count = len(pairs)
+    with np.errstate(over="ignore"):
+        host = np.array(pairs).T.astype(dtype.numpy)
+    a, b = (tilert.from_numpy(h.copy(), everywhere) for h in host)
+    y = Frame(everywhere, (count,), dtype)
+    quotients(y.piece(64), a, b).sync()
+    a64, b64 = host.astype(np.float64)
+    with np.errstate(all="ignore"):
+        # The factor comes after a rounding to f32, which may overflow.
+        want = (a64 / b64).astype(np.float32).astype(np.float64) * 3
+    y.check(want)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("columns", [8, 64, 33])
+def test_joined_axes(everywhere: tilert.Device, columns: int, dtype: tilert.DType) -> None:
+    x, x64 = data(everywhere, (4, 6, columns), dtype)
+    y = Frame(everywhere, (4, 6 * columns), dtype)
+    joined(y.piece(2, 6 * columns), x, n=6).sync()
+    y.check(x64.reshape(4, -1))
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+def body(kernel: CompiledKernel) -> str:
+    return kernel.text.partition("__launch_bounds__")[2]
+
+
+def compiled(columns: int = 64, rows: int = 5, check: bool = False) -> str:
+    device = TargetDevice("sm_90a", check)
+    x, _ = data(device, (rows, columns), bf16)
+    gains, _ = data(device, (3, columns), bf16)
+    y, rest = (Frame(device, (rows, columns), bf16) for _ in range(2))
+    index = ints(device, np.zeros(rows))
+    normed(y.piece(1, columns), rest.piece(1, columns), x, index, gains).run()
+    return body(device.kernels[0])
+
+
+def test_what_others_depend_on_is_loaded_first() -> None:
+    text = compiled()
+    reads = [text.index(f"= a_{name} + ") for name in ("ids", "x", "gains")]
+    assert reads == sorted(reads)
+    assert reads[-1] < text.index("shuffle_xor(") < text.index("= a_y + ")
+
+
+def test_loads_stay_in_their_branch() -> None:
+    for text in (compiled(), compiled(check=True)):
+        assert text.rindex("= a_x + ") > text.index("if (v")
+
+
+@tilert.kernel
+def asserting(y: Mut[Dyn], x: Ref[Dyn], gain: Ref):
+    i, j = y.index
+    total = sum(x[i, j].to(f32), axis=1, keepdims=True)
+    debug_assert(total > 0.0, "positive")
+    y.store(total * gain[j][None, :].to(f32))
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_loads_stay_behind_what_is_asserted(debug: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILERT_DEBUG", str(int(debug)))
+    device = TargetDevice("sm_90a")
+    x, _ = data(device, (4, 64), bf16)
+    gain, _ = data(device, (64,), bf16)
+    asserting(Frame(device, (4, 64), bf16).piece(1, 64), x, gain).run()
+    text = body(device.kernels[0])
+    assert (text.index("= a_gain + ") > text.index("shuffle_xor(")) == debug
+
+
+@tilert.kernel
+def many(y: Mut, x: Ref, count: Const[int]):
+    i, j = y.index
+    total = sum(x[0, i, j].to(f32), axis=1, keepdims=True)
+    for k in static_range(count - 1):
+        total = total + sum(x[k + 1, i, j].to(f32), axis=1, keepdims=True)
+    y.store(total + x[0, i, j].to(f32))
+
+
+@pytest.mark.parametrize("count", [4, 40])
+def test_no_more_is_loaded_first_than_registers_hold(count: int) -> None:
+    device = TargetDevice("sm_90a")
+    x, _ = data(device, (count, 2, 512), bf16)
+    y = Frame(device, (2, 512), bf16)
+    many(y.piece(1, 512), x, count=count).run()
+    (kernel,) = device.kernels
+    first = body(kernel).partition("shuffle_xor(")[0]
+    fits = LIFTED_BYTES * kernel.threads // 1024
+    assert fits < 40
+    assert first.count("= a_x + ") == min(fits, count + 1)
+    assert kernel.resources.spill_stores == 0
+
+
+def test_only_what_is_rounded_to_16_bits_is_divided_with_less_care() -> None:
+    device = TargetDevice("sm_90a")
+    for dtype in (bf16, f16, f32):
+        a, b = (data(device, (64,), dtype)[0] for _ in range(2))
+        quotients(Frame(device, (64,), dtype).piece(64), a, b).run()
+    assert ["quotient(" in body(k) for k in device.kernels] == [True, True, False]
+
+
+def test_scratch_that_nothing_has_used_needs_no_barrier_before_it() -> None:
+    one, two = compiled(columns=2560), compiled(columns=64)
+    assert one.count("__syncthreads") == 1 and one.index("scratch)[") < one.index("__syncthreads")
+    assert "__syncthreads" not in two
+
+
+def test_joining_axes_moves_nothing() -> None:
+    device = TargetDevice("sm_90a")
+    x, _ = data(device, (4, 8, 64), bf16)
+    joined(Frame(device, (4, 512), bf16).piece(1, 512), x, n=8).run()
+    assert "__syncthreads" not in body(device.kernels[0])
+
+
+def places(layout: Layout, threads: int) -> dict[tuple[int, int], int]:
+    """The row-major position of what each register of each thread holds, padding left out."""
+    out = {}
+    for t, r in product(range(threads), range(layout.registers)):
+        flat, inside = 0, True
+        for axis, n in enumerate(layout.shape):
+            i, weight = 0, 1
+            for f in layout.axes[axis]:
+                i += (r if f.kind == "r" else t) // f.stride % f.size * weight
+                weight *= f.size
+            flat, inside = flat * n + i, inside and i < n
+        if inside:
+            out[t, r] = flat
+    return out
+
+
+@given(
+    st.lists(st.sampled_from([1, 2, 3, 4, 6, 8, 16]), min_size=1, max_size=3),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([4, 32, 64]),
+    st.data(),
+)
+def test_a_reshaped_layout_leaves_elements_where_they_are(
+    shape: list[int], vector: int, threads: int, draw: st.DataObject
+) -> None:
+    target: list[int] = []
+    left = math.prod(shape)
+    while left > 1 and len(target) < 3:
+        target.append(draw.draw(st.sampled_from([d for d in range(1, left + 1) if left % d == 0])))
+        left //= target[-1]
+    target.append(left)
+    layout = blocked(tuple(shape), math.gcd(vector, shape[-1]), threads)
+    found = layout.reshaped(tuple(target))
+    if found is not None:
+        assert found.shape == tuple(target)
+        assert places(found, threads) == places(layout, threads)

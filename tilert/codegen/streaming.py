@@ -1,0 +1,140 @@
+"""How kernels without products run: threads, the order of loads, divisions that may be inexact."""
+
+from tilert.codegen.lower import uses
+from tilert.dtypes import bf16, f16, f32
+from tilert.ir import Block, Function, Op, Value, walk
+from tilert.ops import ELEMENTWISE
+
+__all__ = ["coarse_divisions", "lift_loads", "streaming_threads"]
+
+VECTORS = 2
+"""16-byte vectors of the largest tile that a thread has. On an H200 one to four are about equally
+fast where nothing is summed; sums along rows cost less with two than with one, and leave room for
+more blocks than with four."""
+MOST_THREADS = 512
+LIFTED_BYTES = 128
+"""Of a thread: what is loaded ahead of its use takes registers."""
+
+_SCALARS = ELEMENTWISE | {"const", "program", "dim"}
+_SIMPLE = _SCALARS | {"iota", "load", "store_piece", "reduce", "broadcast", "reshape"}
+"""What needs few registers besides the tiles, and no power of two of threads. With anything else a
+thread has no more than 8 elements."""
+
+
+def streaming_threads(function: Function) -> int:
+    """Threads a program, by its largest tile: a power of two, and where that is one row, so many
+    warps that all threads have equally much of it."""
+    ops = list(walk(function.body))
+    largest = max((v for op in ops for v in op.results), key=lambda v: v.type.numel, default=None)
+    if largest is None or not largest.shape:
+        return 32
+    simple = all(op.name in _SIMPLE for op in ops)
+    loads = (op.result for op in ops if simple and op.name == "load")
+    size = min((v.dtype.itemsize for v in loads if v.shape == largest.shape), default=4)
+    least = -(-largest.type.numel // (VECTORS * 16 // max(2, size)))
+    if simple and largest.type.numel == largest.shape[-1] and least % 32 == 0 < least:
+        return min(least, MOST_THREADS)
+    return min(MOST_THREADS, max(32, 1 << (least.bit_length() - 1)))
+
+
+def lift_loads(function: Function, threads: int) -> None:
+    """Begin blocks with the loads of Refs that depend on nothing but coordinates and other loads:
+    first those that others depend on.
+
+    So their latencies pass together, where they would follow each other behind reductions, stores
+    and barriers. No kernel writes what a Ref of its own shows. What prints or asserts says what
+    it does before any access behind it fails, so that a kernel which has such is left as it is.
+    """
+    if any(op.name in ("print", "check") for op in walk(function.body)):
+        return
+    left = LIFTED_BYTES * threads
+    for block in _blocks(function.body):
+        left -= _lift(block, left)
+
+
+def _blocks(block: Block) -> list[Block]:
+    return [block, *(b for op in block.ops for r in op.regions for b in _blocks(r))]
+
+
+def _lift(block: Block, budget: int) -> int:
+    """Reorder one block; gives the bytes that it loads first."""
+    made = {v: op for op in block.ops for v in op.results}
+    needs: dict[Op, set[Op] | None] = {}
+    level: dict[Op, int] = {}
+
+    def behind(op: Op) -> set[Op] | None:
+        """What an operation needs of the block, None where that is more than coordinates."""
+        if op not in needs:
+            found: set[Op] | None = {op}
+            deep = 0
+            if op.regions or not (_is_load(op) or _is_scalar(op)):
+                found = None
+            for a in op.args if found is not None else ():
+                inner = made.get(a)
+                if inner is None:
+                    continue
+                more = behind(inner)
+                found = None if more is None or found is None else found | more
+                deep = max(deep, level.get(inner, 0) + _is_load(inner))
+            needs[op], level[op] = found, deep
+        return needs[op]
+
+    chosen: set[Op] = set()
+    feeding: set[Op] = set()
+    used = 0
+    for op in block.ops:
+        if not _is_load(op):
+            continue
+        found = behind(op)
+        size = op.result.type.numel * op.result.dtype.itemsize
+        if found is None or used + size > budget:
+            continue
+        used += size
+        chosen |= found
+        for other in found:
+            if other is not op and _is_load(other):
+                feeding |= needs[other] or set()
+    place = {op: i for i, op in enumerate(block.ops)}
+    first = sorted(chosen, key=lambda op: (level[op], op not in feeding, place[op]))
+    block.ops[:] = [*first, *(op for op in block.ops if op not in chosen)]
+    return used
+
+
+def _is_load(op: Op) -> bool:
+    return op.name == "load" and op.attrs["param"].kind == "ref"
+
+
+def _is_scalar(op: Op) -> bool:
+    return op.name in _SCALARS and all(not r.shape for r in op.results)
+
+
+def coarse_divisions(function: Function) -> set[Op]:
+    """Divisions of f32 of which only what is rounded to 16 bits reaches memory, times factors.
+
+    An exact one takes some thirty instructions and a branch. With two ulps of f32 more, what is
+    rounded differs where it lay within a thousandth of an ulp of a tie.
+    """
+    readers = uses(function.body)
+
+    def rounded(v: Value) -> bool:
+        found = readers.get(v, [])
+        return bool(found) and all(
+            (op.name == "cast" and op.result.dtype in (bf16, f16))
+            or (op.name in _FACTORS and op.result.dtype == f32 and rounded(op.result))
+            for op in found
+        )
+
+    # By a constant it may be a product.
+    divisions = [op for op in walk(function.body) if op.name == "div" and not _given(op.args[1])]
+    return {op for op in divisions if op.result.dtype == f32 and rounded(op.result)}
+
+
+def _given(value: Value) -> bool:
+    """Whether a value is a constant or a broadcast of one."""
+    op = value.op
+    while op is not None and op.name == "broadcast":
+        op = op.args[0].op
+    return op is not None and op.name == "const"
+
+
+_FACTORS = ("mul", "neg", "reshape", "broadcast")

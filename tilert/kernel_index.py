@@ -1,0 +1,92 @@
+"""What was generated of a kernel in an earlier process, found without tracing it again.
+
+An entry says which cubin belongs to a specialisation, and how it is launched. Its name is a hash of
+the kernel's source, of what it is specialised for, of the target and of all of this package; what
+the trace read outside of the source is in the entry, and compared with what is there now.
+"""
+
+import functools
+import hashlib
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from tilert import disk_cache, nvrtc
+from tilert.frontend.remembered import describe, recall
+from tilert.ir import Function
+from tilert.kernel import DeferredFunction
+from tilert.tensor_map import TensorMap
+
+if TYPE_CHECKING:
+    from tilert.codegen.generate import CudaSource
+
+__all__ = ["find", "keep"]
+
+
+def find(function: Function, arch: str) -> "tuple[CudaSource, bytes] | None":
+    """The source, without its text, and the cubin of a specialisation; None if not known.
+
+    The code generator is not even imported for it.
+    """
+    if not isinstance(function, DeferredFunction):
+        return None
+    data = disk_cache.read(_name(function, arch))
+    if data is None:
+        return None
+    entry: dict[str, Any] = json.loads(data)
+    reads = recall(entry["reads"])
+    cubin = None if reads is None else disk_cache.read(entry["cubin"])
+    if reads is None or cubin is None:
+        return None
+    function.take_for_read(reads)
+    return _source(entry["source"]), cubin
+
+
+def keep(function: Function, arch: str, source: "CudaSource") -> None:
+    """Remember what was generated of a specialisation, if a later process can tell that it holds.
+
+    Its cubin is in the disk cache.
+    """
+    if not isinstance(function, DeferredFunction):
+        return
+    reads = describe(function.reads)
+    if reads is None:
+        return
+    entry = {
+        "cubin": disk_cache.cubin_name(source.text, source.entry, arch),
+        "source": asdict(source) | {"text": ""},
+        "reads": reads,
+    }
+    disk_cache.write(_name(function, arch), json.dumps(entry).encode())
+
+
+def _name(function: DeferredFunction, arch: str) -> str:
+    # How kernels are generated is switched by variables of this prefix.
+    switches = sorted(item for item in os.environ.items() if item[0].startswith("TILERT_"))
+    versions = sys.version, nvrtc.version(), *nvrtc.OPTIONS
+    parts = function.identity, arch, repr(switches), *versions, _package()
+    return disk_cache.hashed(*parts) + ".kernel"
+
+
+@functools.cache
+def _package() -> str:
+    """A hash of the text of this package."""
+    folder, found = Path(__file__).parent, hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        found.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+def _source(saved: dict[str, Any]) -> "CudaSource":
+    values = {name: _tuples(value) for name, value in saved.items()}
+    values["maps"] = tuple(TensorMap(one["param"], _tuples(one["box"])) for one in saved["maps"])
+    return cast("CudaSource", SimpleNamespace(**values))
+
+
+def _tuples(value: Any) -> Any:
+    """Lists as the tuples that they were."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
