@@ -104,8 +104,9 @@ class Tiling(Protocol):
     def gate_up(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
         """For the two products of a gated layer in one kernel; never in shares."""
 
-    def fuses_norm(self, tokens: int, dtype: DType) -> bool:
-        """Whether RMSNorm is recomputed in each program of a projection or done before it."""
+    def fuses_norm(self, tokens: int, weights: int, dtype: DType) -> bool:
+        """Whether RMSNorm is recomputed in each program of a projection, of so many weights, or
+        done before it."""
 
     def decode_attention(self, batch: int, kv_heads: int) -> DecodeTiles:
         """For one new token of each of `batch` sequences."""
@@ -152,7 +153,7 @@ class CpuTiling:
     def gate_up(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
         return self.product(tokens, outputs, inputs)
 
-    def fuses_norm(self, tokens: int, dtype: DType) -> bool:
+    def fuses_norm(self, tokens: int, weights: int, dtype: DType) -> bool:
         return tokens == 1 and dtype != f16
 
     def decode_attention(self, batch: int, kv_heads: int) -> DecodeTiles:
@@ -238,7 +239,7 @@ class CudaTiling:
         # One program does more where there are few outputs: fewer times the input is read.
         return ProductTiles(1, 16 if outputs < 8192 else 2 if outputs < 65536 else 4, 512)
 
-    def fuses_norm(self, tokens: int, dtype: DType) -> bool:
+    def fuses_norm(self, tokens: int, weights: int, dtype: DType) -> bool:
         # x * gain before its scaling may leave the range of f16.
         return tokens <= self.gemv_tokens and dtype != f16
 
@@ -304,8 +305,9 @@ class HopperTiling(CudaTiling):
     """Up to so many tokens, and from so many bytes of weights on, a tile has as many rows, and its
     columns are read at the rate of memory."""
     thin_bytes = 20e6
-    thin_columns, thin_step = 200, 30 << 10
-    """At most so many columns of a tile; bytes of a step, unless the least depth has more."""
+    thin_columns, thin_weights, thin_step = 200, 21 << 10, 29 << 10
+    """At most so many columns of a tile; most bytes of weights of a step, and of the whole step,
+    unless the least depth has more."""
 
     product_costs: tuple[TileCost, ...] = (
         TileCost(64, 32, 128, 0.01, 0.315),
@@ -359,14 +361,14 @@ class HopperTiling(CudaTiling):
 
     def product(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
         if self._is_thin(tokens, outputs * inputs):
-            return self._thin(outputs, 1)
+            return self._thin(tokens, outputs, 1)
         if tokens <= self.few_tokens:
             return super().product(tokens, outputs, inputs)
         return quickest(self.product_costs, (1, 2, 4, 8), self.bandwidth, tokens, outputs, inputs)
 
     def gate_up(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
         if self._is_thin(tokens, 2 * outputs * inputs):
-            return self._thin(outputs, 2)
+            return self._thin(tokens, outputs, 2)
         if tokens <= self.few_tokens:
             return super().gate_up(tokens, outputs, inputs)
         # Twice the weights, as if memory had half the bandwidth.
@@ -377,18 +379,27 @@ class HopperTiling(CudaTiling):
     def _is_thin(self, tokens: int, weights: int) -> bool:
         return self.gemv_tokens < tokens <= self.thin_rows and 2 * weights >= self.thin_bytes
 
-    def _thin(self, outputs: int, products: int) -> ProductTiles:
-        """Columns of which whole waves of programs have about all; steps of a few rows are deep,
-        for memory gives long pieces of rows faster.
+    def fuses_norm(self, tokens: int, weights: int, dtype: DType) -> bool:
+        thin = self._is_thin(tokens, weights) and dtype != f16
+        return thin or super().fuses_norm(tokens, weights, dtype)
+
+    def _thin(self, tokens: int, outputs: int, products: int) -> ProductTiles:
+        """Columns of which whole waves of programs have about all: multiprocessors read at the same
+        rate, however few of them do. Steps of few rows are deep, for there are fewer of them.
 
         Args:
             products: weights of one tile.
         """
-        waves = -(-outputs // (MULTIPROCESSORS * self.thin_columns))
-        columns = -(-outputs // (8 * MULTIPROCESSORS * waves)) * 8
-        row = 2 * (self.thin_rows + products * columns)
-        depth = next((d for d in (256, 128) if d * row <= self.thin_step), 64)
-        return ProductTiles(self.thin_rows, columns, depth)
+        waves = -(-outputs * products // (MULTIPROCESSORS * self.thin_columns))
+        columns = -(-outputs // (MULTIPROCESSORS * waves))
+        rows, weights = -(-tokens // 8) * 8, products * columns
+        depth = 512
+        while depth > 64 and not (
+            2 * depth * weights <= self.thin_weights
+            and 2 * depth * (weights + rows) <= self.thin_step
+        ):
+            depth //= 2
+        return ProductTiles(rows, columns, depth)
 
     def prefill_attention(
         self, tokens: int, page_size: int, sequences: int, dim: int

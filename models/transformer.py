@@ -286,7 +286,7 @@ class Transformer:
     def _project(self, y: Array, x: Array, gain: Array, w: Array, scratch: Scratch) -> None:
         """y = RMSNorm(x) @ w.T; `scratch` has memory for the norm and for partial sums."""
         tiles = self._tiling.product(y.shape[0], y.shape[1], x.shape[1])
-        if self._tiling.fuses_norm(x.shape[0], self.dtype):
+        if self._tiling.fuses_norm(x.shape[0], w.size, self.dtype):
             out = y.partition(tiles.rows, tiles.columns)
             eps = self.config.rms_norm_eps
             kernels.norm_linear(out, x, gain, w, eps=eps, bk=tiles.depth).run()
@@ -327,7 +327,7 @@ class Transformer:
     def _feed_forward(self, scratch: Scratch, layer: LayerParameters) -> None:
         x, y, w = scratch.x, scratch.hidden, layer.gate_up
         tiles = self._tiling.gate_up(y.shape[0], y.shape[1], x.shape[1])
-        if self._tiling.fuses_norm(x.shape[0], self.dtype):
+        if self._tiling.fuses_norm(x.shape[0], w.size, self.dtype):
             out = y.partition(tiles.rows, tiles.columns)
             eps = self.config.rms_norm_eps
             kernels.norm_gate_up_silu(out, x, layer.post_norm, w, eps=eps, bk=tiles.depth).run()

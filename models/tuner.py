@@ -106,7 +106,7 @@ class Task:
 def tasks(config: ModelConfig, base: Tiling, dtype: DType, tokens: Sequence[int]) -> list[Task]:
     """The products of a model's layers for each of some numbers of tokens.
 
-    Left out are tokens so few that products are done with the norm before them, without tiles.
+    Left out are tokens so few that the norm is done in the products: those have tiles of their own.
     """
     heads, dim = config.num_heads, config.head_dim
     hidden, wide = config.hidden_size, config.intermediate_size
@@ -119,8 +119,8 @@ def tasks(config: ModelConfig, base: Tiling, dtype: DType, tokens: Sequence[int]
     return [
         Task(Problem(kind, count, outputs, inputs), residual)
         for count in tokens
-        if not base.fuses_norm(count, dtype)
         for kind, outputs, inputs, residual in layer
+        if not base.fuses_norm(count, outputs * inputs * (1 + (kind == "gate_up")), dtype)
     ]
 
 

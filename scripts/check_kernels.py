@@ -25,7 +25,7 @@ from models.presets import PRESETS
 from models.prompt import PromptChunk
 from models.transformer import Transformer
 from tilert import sass
-from tilert.target_device import TargetDevice
+from tilert.target_device import CompiledKernel, TargetDevice
 
 __all__ = [
     "TABLE",
@@ -59,7 +59,7 @@ class Walk:
     several: tuple[int, ...]
 
 
-_ALL = Walk(batches=(1, 2, 32, 128), prompts=(5, 40, 200, 1000, 4096), several=(5, 200))
+_ALL = Walk(batches=(1, 2, 8, 16, 32, 128), prompts=(5, 40, 200, 1000, 4096), several=(5, 200))
 """Both sides of every switch in models.tiling."""
 _LARGEST = Walk(batches=(1, 128), prompts=(40, 4096), several=())
 """A size for every schedule, and of the tiles the largest, which take most registers."""
@@ -71,10 +71,15 @@ _OWN = {
     "skinny": ("LDG.128",),
     "staged": ("HMMA", "LDSM", "LDGSTS.128"),
     "pipelined": ("HGMMA", "UTMALDG"),
+    "thin": ("HMMA", "LDSM", "UTMALDG"),
     "attention": ("HGMMA", "UTMALDG"),
 }
 """What a new row requires, where all of its kernels have it: what makes the schedule."""
-_FOREIGN = {"pipelined": ("HMMA", "LDGSTS"), "attention": ("HMMA", "LDGSTS")}
+_FOREIGN = {
+    "pipelined": ("HMMA", "LDGSTS"),
+    "thin": ("HGMMA", "LDGSTS"),
+    "attention": ("HMMA", "LDGSTS"),
+}
 """What a new row forbids besides local memory, where none of its kernels has it."""
 _LOCAL = ("LDL", "STL")
 
@@ -171,10 +176,20 @@ def found(device: TargetDevice) -> list[Found]:
             max(k.resources.spill_stores, k.resources.spill_loads),
             k.resources.shared_bytes + k.shared_bytes, device.shared_bytes or 0,
             frozenset(sass.names(lines)),
-            tuple(sass.hasty(lines)) if int(device.arch[3:].rstrip("a")) >= 90 else (),
+            _hasty(k, lines) if int(device.arch[3:].rstrip("a")) >= 90 else (),
         )
         for k, lines in zip(device.kernels, listings, strict=True)
     ]  # fmt: skip
+
+
+_AHEAD = ("UTMALDG", "LDG")
+"""How kernels read operands ahead that no kernel of their graph writes."""
+
+
+def _hasty(kernel: CompiledKernel, lines: Sequence[str]) -> tuple[str, ...]:
+    """What touches memory too early: in kernels that can read ahead, all but reading."""
+    found = sass.hasty(lines)
+    return tuple(n for n in found if not (kernel.early and n.split(".")[0] in _AHEAD))
 
 
 def problems(rows: Iterable[Row], kernels: Iterable[Found]) -> list[str]:

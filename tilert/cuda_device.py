@@ -11,7 +11,7 @@ from tilert import disk_cache, driver, ir
 from tilert.array import empty, submit_copy
 from tilert.checks import Check, checks_of
 from tilert.copy_plan import copy_plan
-from tilert.cuda_graph import CudaGraph, early_kernels
+from tilert.cuda_graph import CudaGraph, early_kernels, span
 from tilert.device import Call, Launcher, Read
 from tilert.errors import DeviceError, LaunchError
 from tilert.event import Event
@@ -118,7 +118,7 @@ class CudaLauncher:
     def __init__(
         self, device: "CudaDevice", function: ir.Function, handle: driver.Handle, threads: int,
         shared_bytes: int, sites: tuple[Site, ...] | None = None, maps: tuple[TensorMap, ...] = (),
-        walks: bool = False, waits: bool = False,
+        walks: bool = False, waits: bool = False, early: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         self._device = device
         faults = device.watch.faults
@@ -126,6 +126,10 @@ class CudaLauncher:
         self._maps = maps
         self._walks = walks
         self._waits = waits
+        self._early = early
+        # A decode step of 32 or 64 sequences takes 3 % longer where kernels start early behind
+        # those that leave no room for others (docs/benchmarks/README.md).
+        self._leads = waits and 2 * shared_bytes <= device.shared_bytes
         self._handle = handle
         self._threads = threads
         self._shared_bytes = shared_bytes
@@ -152,18 +156,22 @@ class CudaLauncher:
             else:
                 values.append(grid[axis])
         values += self._after
+        if self._waits:
+            values.append(0)
         pieces = math.prod(grid)
         if self._walks:
             programs = self._device.concurrent
         if self._maps:
             self._device.enter()
         blocks = pieces if programs is None else min(programs, pieces)
+        if self._early and self._leads and pieces:
+            # One on each multiprocessor, so that the next kernel's are spread in the same way.
+            blocks = self._device.concurrent
         return driver.Launch(
             self._handle, blocks, self._threads, self._shared_bytes, values,
             [packed(spec, arrays[spec.param]) for spec in self._maps],
-            # A decode step of 32 or 64 sequences takes 3 % longer where kernels start early behind
-            # pipelined ones too, which leave no room for others (docs/benchmarks/README.md).
-            waits=self._waits, leads=self._waits and not self._walks,
+            self._waits, self._leads,
+            [span(arrays[param]) for param in self._early],
         ).enqueue  # fmt: skip
 
 
@@ -436,7 +444,7 @@ class CudaDevice(QueuedDevice):
         handle = driver.load_function(cubin, source.entry, source.shared_bytes)
         return CudaLauncher(
             self, function, handle, source.threads, source.shared_bytes, source.sites,
-            source.maps, source.walks, source.waits,
+            source.maps, source.walks, source.waits, source.early,
         )  # fmt: skip
 
     # Order

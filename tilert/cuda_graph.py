@@ -1,18 +1,60 @@
 """Graphs of the cuda device, recorded by stream capture (rule O6)."""
 
 import os
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tilert import driver
+from tilert.codegen.early import AT_ONCE
 from tilert.errors import DeviceError, LaunchError
+from tilert.order import Lane
+from tilert.ownership import Region
 from tilert.recording import Piece, enqueue, issue
 
 if TYPE_CHECKING:
+    from tilert.array import Array
     from tilert.cuda_device import CudaDevice
 
-__all__ = ["CudaGraph", "early_kernels"]
+__all__ = ["CudaGraph", "Span", "early_kernels", "span"]
 
 _SWITCH = "TILERT_EARLY_KERNELS"
+
+Span = tuple[int, int]
+"""Memory of the device: the first address, and that behind the last."""
+
+
+def span(array: "Array") -> Span:
+    """The memory between an array's first byte and its last."""
+    return _span(array.storage.address, array.region)
+
+
+def _span(base: int, region: Region) -> Span:
+    return base + region.low, base + region.high
+
+
+class _Written:
+    """All that pieces write, as spans."""
+
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        found = {
+            _span(storage.address, region)
+            for piece in pieces
+            for storage, region, write in piece.uses
+            if write
+        }
+        self._starts, self._ends = list[int](), list[int]()
+        for start, end in sorted(span for span in found if span[0] < span[1]):
+            if self._ends and start <= self._ends[-1]:
+                self._ends[-1] = max(self._ends[-1], end)
+            else:
+                self._starts.append(start)
+                self._ends.append(end)
+
+    def __contains__(self, span: Span) -> bool:
+        """Whether any of them writes a byte of it."""
+        before = bisect_left(self._starts, span[1])
+        return before > 0 and self._ends[before - 1] > span[0]
 
 
 def early_kernels(capability: tuple[int, int]) -> bool:
@@ -78,26 +120,29 @@ class _Recording:
     well, so when it is complete, all that it is behind is. Whatever else comes between is a full
     edge: copies, fills, kernels that do not wait, waits for other branches, the graph's beginning.
 
+    What no piece of the graph writes, a kernel may read before it waits: nothing else can write it
+    before the graph is complete (rule O6).
+
     The events of a capture say nothing outside it, so they are not used again.
     """
 
-    def __init__(self, early: bool) -> None:
+    def __init__(self, early: bool, pieces: Sequence[Piece]) -> None:
         self._early = early
+        # What each kernel may do before it waits, by the piece's identity.
+        self._words = _words(pieces) if early else {}
         self._made: list[driver.Handle] = []
         # By identity, streams whose next node comes after one kernel that waits, and nothing else.
         self._behind_kernel: set[int] = set()
 
     def put(self, piece: Piece, queue: driver.Handle) -> None:
         """Enqueue a piece on a stream that is captured."""
-        launch = getattr(piece.call, "__self__", None)
-        if not isinstance(launch, driver.Launch) or not launch.waits:
+        launch = _launch(piece)
+        if launch is None or not launch.waits:
             self._behind_kernel.discard(id(queue))
             enqueue(piece, queue)
             return
-        if self._early and id(queue) in self._behind_kernel:
-            launch.enqueue_early(queue)
-        else:
-            launch.enqueue(queue)
+        behind = self._early and id(queue) in self._behind_kernel
+        launch.record(queue, behind, self._words.get(id(piece), 0))
         if launch.leads:
             self._behind_kernel.add(id(queue))
         else:
@@ -128,6 +173,33 @@ class _Recording:
             driver.destroy_event(event)
 
 
+def _words(pieces: Sequence[Piece]) -> dict[int, int]:
+    """For each kernel that waits, by its piece's identity, what it may do before it waits.
+
+    It may read what no piece writes, and where the next kernel of its stream has something to read
+    ahead, it makes way for it at once.
+    """
+    written = _Written(pieces)
+    words: dict[int, int] = {}
+    # Of each stream, whether the piece behind the present one reads ahead.
+    reads: dict[Lane | None, bool] = {}
+    for piece in reversed(pieces):
+        launch = _launch(piece)
+        if launch is None or not launch.waits:
+            reads[piece.lane] = False
+            continue
+        word = sum(1 << bit for bit, read in enumerate(launch.ahead) if read not in written)
+        words[id(piece)] = word | AT_ONCE * reads.get(piece.lane, False)
+        reads[piece.lane] = word != 0
+    return words
+
+
+def _launch(piece: Piece) -> driver.Launch | None:
+    """The launch that a piece is, if it is one."""
+    launch = getattr(piece.call, "__self__", None)
+    return launch if isinstance(launch, driver.Launch) else None
+
+
 def _record(device: "CudaDevice", pieces: list[Piece]) -> driver.Handle:
     """A graph of the pieces."""
     device.enter()
@@ -141,7 +213,7 @@ def _record(device: "CudaDevice", pieces: list[Piece]) -> driver.Handle:
         return streams[used - 1]
 
     first, used = take(), 0
-    recording = _Recording(device.early_kernels)
+    recording = _Recording(device.early_kernels, pieces)
     driver.begin_capture(first)
     try:
         try:

@@ -384,13 +384,16 @@ class Launch:
         maps: tensor maps that it takes before them.
 
     Attributes:
-        waits: whether the kernel waits for earlier grids itself, before it touches memory.
-        leads: whether it is worth it to start the next one early.
+        waits: whether the kernel waits for earlier grids itself, before it touches memory. Its last
+            argument, 0 where it is not recorded, then says what it may do sooner.
+        leads: whether it leaves room for the next kernel.
+        ahead: memory that it can read before it waits, as (first address, address behind the last)
+            for each bit of that argument, from the lowest on.
         values: the arguments, then the pointers to them and to the maps that the driver takes.
     """
 
-    __slots__ = ("_blocks", "_enqueue", "_function", "_maps", "_pointers", "_shared_bytes",
-                 "_threads", "leads", "values", "waits")  # fmt: skip
+    __slots__ = ("_blocks", "_enqueue", "_function", "_last", "_maps", "_pointers",
+                 "_shared_bytes", "_threads", "ahead", "leads", "values", "waits")  # fmt: skip
 
     def __init__(
         self,
@@ -402,10 +405,13 @@ class Launch:
         maps: Sequence[TensorMap] = (),
         waits: bool = False,
         leads: bool = False,
+        ahead: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.waits = waits
         self.leads = leads
+        self.ahead = ahead
         n, first = len(values), len(maps)
+        self._last = n - 1
         self._function = function
         self._blocks = blocks
         self._threads = threads
@@ -430,11 +436,24 @@ class Launch:
         if status:
             _fail("cuLaunchKernel", status)
 
-    def enqueue_early(self, stream: Handle) -> None:
-        """Enqueue it so that it may start before the kernel enqueued last is complete.
+    def record(self, stream: Handle, behind: bool, early: int) -> None:
+        """Enqueue a kernel that waits itself on a stream that records a graph.
 
-        For a kernel that waits itself, behind one that does; the driver refuses no other.
+        Args:
+            behind: whether it may start before the kernel enqueued last, which waits as well, is
+                complete; the driver refuses no other.
+            early: what it may do before that, see `tilert.codegen.early`.
         """
+        self.values[self._last] = early
+        try:
+            if behind:
+                self._enqueue_early(stream)
+            else:
+                self.enqueue(stream)
+        finally:
+            self.values[self._last] = 0
+
+    def _enqueue_early(self, stream: Handle) -> None:
         cu = _cu()
         attribute = cu.CUlaunchAttribute()
         attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION

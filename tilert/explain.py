@@ -34,6 +34,8 @@ SCHEDULES = {
     "skinny": "few rows: weights stream through registers in 16-byte loads, sums meet at the end",
     "staged": "operands are copied to shared memory, some steps ahead; warps multiply (mma.sync)",
     "pipelined": "the copy engine fills a ring in shared memory; warpgroups multiply (wgmma)",
+    "thin": "few rows: the copy engine fills a ring in shared memory, warps share its columns"
+    " (mma.sync)",
     "attention": "keys and values come as in pipelined; two products, one of which feeds the other,"
     " by warpgroups, or of few rows by warps with keys of their own",
     "unsafe": "the text that was given, as it is",

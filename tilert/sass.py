@@ -22,14 +22,18 @@ _MEMORY = (
     *("LD", "LDG", "LDGSTS", "ST", "STG", "ATOM", "ATOMG", "RED", "REDG"),
     *("UBLKCP", "UBLKRED", "UTMALDG", "UTMASTG", "UTMAREDG"),
 )
+_BRANCH = re.compile(r"\b(0x[0-9a-f]+)$")
+_BYTES = 16
+"""Of an instruction."""
+_BRANCHES = ("BRA", "BSSY", "CALL", "JMP")
 _NAME = re.compile(r"^(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)")
 
 
 def disassemble(cubins: Sequence[bytes], arch: str) -> list[list[str]]:
     """The instructions of each cubin's kernel, in order, as the disassembler writes them.
 
-    Branches name addresses that count from the first kernel on. All of them are read at once, for
-    the disassembler takes half a second to start.
+    Branches name addresses that count from the kernel on. All kernels are read at once, for the
+    disassembler takes half a second to start.
 
     Args:
         cubins: of one kernel each, for real architectures.
@@ -55,8 +59,24 @@ def disassemble(cubins: Sequence[bytes], arch: str) -> list[list[str]]:
         )
     found = _LINE.findall(done.stdout)
     addresses = [int(address, 16) for address, _ in found]
-    ends = [bisect_left(addresses, end) for end in accumulate(map(len, texts), initial=0)]
-    return [_without_padding([line for _, line in found[a:b]]) for a, b in pairwise(ends)]
+    starts = list(accumulate(map(len, texts), initial=0))
+    ends = [bisect_left(addresses, end) for end in starts]
+    return [
+        _without_padding([_relative(line, start) for _, line in found[a:b]])
+        for start, (a, b) in zip(starts, pairwise(ends), strict=False)
+    ]
+
+
+def _relative(line: str, start: int) -> str:
+    """An instruction of a kernel at an address, with what it branches to counted from there."""
+    if not _name(line).startswith(_BRANCHES):
+        return line
+    return _BRANCH.sub(lambda found: hex(int(found[1], 16) - start), line)
+
+
+def _name(line: str) -> str:
+    found = _NAME.match(line)
+    return found[1] if found else ""
 
 
 def _without_padding(lines: list[str]) -> list[str]:
@@ -83,13 +103,34 @@ def contains(name: str, pattern: str) -> bool:
 
 
 def hasty(lines: Sequence[str]) -> list[str]:
-    """Instructions of a listing that touch the device's memory before `griddepcontrol.wait`.
-
-    All that do where a kernel never waits. See `tilert.cuda_graph` for why there must be none.
+    """Instructions of a listing that touch the device's memory where a thread may not have come
+    past `griddepcontrol.wait`. See `tilert.cuda_graph` for why there must be none but copies ahead.
     """
-    waits = [at for at, name in enumerate(names(lines)) if name == "ACQBULK"]
-    before = lines[: waits[0]] if waits else lines
-    return [name for name in names(before) if name.split(".")[0] in _MEMORY]
+    todo, seen = [0], set[int]()
+    while todo:
+        at = todo.pop()
+        if at in seen or at >= len(lines):
+            continue
+        seen.add(at)
+        todo += _next(lines[at], at)
+    return [name for at in sorted(seen) if (name := _name(lines[at])).split(".")[0] in _MEMORY]
+
+
+def _next(line: str, at: int) -> list[int]:
+    """Places of the instructions that may come after one, before the wait."""
+    kind = _name(line).split(".")[0]
+    if kind == "ACQBULK":
+        return []
+    target = _BRANCH.search(line)
+    always = not line.startswith("@")
+    if kind in ("EXIT", "RET") and always:
+        return []
+    if kind not in ("BRA", "JMP", "CALL") or target is None:
+        return [at + 1]
+    there = int(target[1], 16) // _BYTES
+    # A branch may have a condition among its operands too: "BRA P3, 0x2300", "BRA.DIV UR4, 0x80".
+    whole = always and kind != "CALL" and re.fullmatch(r"(BRA|JMP)(\.U)? 0x[0-9a-f]+", line)
+    return [there] if whole else [at + 1, there]
 
 
 def _tool() -> str:

@@ -42,6 +42,7 @@ class CompiledKernel:
         schedule: what the code generator chose; see `tilert.codegen.generate`.
         cubin: what it compiles to.
         resources: what the assembler says that uses.
+        early: parameters that it can read before it waits for earlier kernels.
     """
 
     name: str
@@ -52,6 +53,7 @@ class CompiledKernel:
     schedule: str
     cubin: bytes
     resources: nvrtc.Resources
+    early: tuple[int, ...] = ()
 
 
 class _Block:
@@ -125,7 +127,7 @@ class TargetDevice(Device):
         self.kernels.append(
             CompiledKernel(
                 function.name, source.text, source.entry, source.threads, source.shared_bytes,
-                source.schedule, cubin, used,
+                source.schedule, cubin, used, source.early,
             )
         )  # fmt: skip
         return _Launcher(self.launches, function.name, source.maps)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tilert import driver
-from tilert.dtypes import DType, bf16, f16
+from tilert.dtypes import DType, bf16, f16, f32
 from tilert.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ MOST_ROWS = 256
 ROW_BYTES = 128
 """Of a box's innermost axis, which is the span of the swizzle."""
 
-_KINDS = {bf16: "BFLOAT16", f16: "FLOAT16"}
+_KINDS = {bf16: "BFLOAT16", f16: "FLOAT16", f32: "FLOAT32"}
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,14 @@ class TensorMap:
     Attributes:
         param: position of the array parameter.
         box: elements of a box along each axis of the array, the last one contiguous.
+        beside: boxes that are copied together, next to each other along the last axis: they come
+            one after the other. 0 where there is one box a copy; otherwise the map has one more
+            axis, the outermost, which numbers them.
     """
 
     param: int
     box: tuple[int, ...]
+    beside: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,14 @@ def encoding(
         stride * size if n != 1 else ROW_BYTES
         for n, stride in zip(dims[1:], tuple(reversed(strides))[1:], strict=True)
     )
+    if spec.beside:
+        dims = (box[0], *dims[1:], dims[0] // box[0])
+        steps = (*steps, box[0] * size)
+        box = (*box, spec.beside)
     problems = [
-        (dtype not in (bf16, f16), f"of {dtype.name}"),
-        (not 1 < len(dims) <= MOST_AXES, f"with {len(dims)} axes"),
+        (dtype not in _KINDS, f"of {dtype.name}"),
+        (not 1 < len(dims) <= MOST_AXES, f"with {len(shape)} axes"),
+        (spec.beside > 0 and shape[-1] % spec.box[-1] != 0, f"with {shape[-1]} columns"),
         (address % 16 != 0, f"at an address that is {address % 16} past a multiple of 16"),
         (not all(0 < n <= 2**32 for n in dims), f"of shape {tuple(shape)}"),
         (strides[-1] != 1 and shape[-1] != 1, f"with a last stride of {strides[-1]}"),

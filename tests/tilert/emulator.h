@@ -53,6 +53,7 @@ const char* wrong;
 int threads;
 u32 seed;
 u64 slots[MOST][8];
+bool waited[MOST];
 void (*body)();
 
 u32 draw() { return (seed = seed * 1664525u + 1013904223u) >> 8; }
@@ -79,6 +80,10 @@ void meet(u32 number, int count) {
   }
   leave();
 }
+// A tensor map, where its array may be read now: nobody writes it, or earlier grids are complete.
+template <class M> const M* may_read(const M* map, bool early) {
+  if (!early && !waited[threadIdx.x]) fail("an operand was copied before earlier grids were complete");
+  return map; }
 void meet_block() { meet(0, threads); }
 void meet_warp() { meet(16 + threadIdx.x / 32, 32); }
 
@@ -107,6 +112,7 @@ const char* run(int count, void (*f)()) {
   std::unique_ptr<char[]> stacks(new char[STACK * count]);
   for (int t = 0; t < count; ++t) {
     state[t] = READY;
+    waited[t] = false;
     getcontext(&fibers[t]);
     fibers[t].uc_stack.ss_sp = &stacks[STACK * t];
     fibers[t].uc_stack.ss_size = STACK;
@@ -214,7 +220,7 @@ DEV vec16 load16(const void* p) { vec16 v; std::memcpy(&v, p, 16); return v; }
 DEV vec16 load16_stream(const void* p) { return load16(p); }
 DEV vec16 load16(const void* p, bool ok, vec16 v) { return ok ? load16(p) : v; }
 DEV void later_grids_may_start() {}
-DEV void wait_for_earlier_grids() {}
+DEV void wait_for_earlier_grids() { emulator::waited[threadIdx.x] = true; }
 template <class T> DEV void behind(T*&) {}
 DEV u32 shared_address(const void* p) { return (u32)((const char*)p - smem); }
 DEV void copy_async16(u32 dst, const void* src, bool valid) {

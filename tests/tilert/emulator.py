@@ -103,9 +103,9 @@ def host_text(text: str, function: ir.Function, threads: int) -> str:
         body,
         flags=re.DOTALL,
     )
-    body = re.sub(r"wgmma_n(\d+)\(d, a, b, t\)", r"emulator::product<\1, ROWS>(d, a, b, t)", body)
     for name in _REPLACED:
         body = body.replace(HELPERS[name], "")
+    body = re.sub(r"&map(\d+),", r"emulator::may_read(&map\1, early >> \1 & 1),", body)
     entry = re.search(r"__launch_bounds__\([\d, ]+\)\n(\w+)\((.*?)\) \{", body)
     assert entry is not None
     parameters = entry[2].split(", ")
@@ -177,7 +177,9 @@ class _Launcher:
             *(ctypes.c_void_p for _ in self._maps),
             *(_TYPES[a.kind] for a in self._abi),
             *(ctypes.c_void_p, ctypes.c_int)[: len(self._after)],
+            ctypes.c_uint,
         ]
+        self._early = device.early
 
     def bind(
         self,
@@ -200,7 +202,7 @@ class _Launcher:
                 values.append(arrays[a.param].strides[a.axis])
             else:
                 values.append(grid[a.axis])
-        values += self._after
+        values += [*self._after, self._early]
 
         # Of a kernel whose blocks walk over pieces, blocks get several.
         most = programs or (WALKING if self._walks else pieces)
@@ -218,10 +220,12 @@ class EmulatedDevice(CpuDevice):
     Attributes:
         arch: what the text is made for.
         checks: which checks are compiled in.
+        early: what kernels may do before they wait for earlier ones.
     """
 
-    def __init__(self, arch: str = "sm_90a", check: Check = False) -> None:
+    def __init__(self, arch: str = "sm_90a", check: Check = False, early: int = 0) -> None:
         super().__init__(check=False)
+        self.early = early
         self.arch = arch
         self.checks = checks_of(check)
         self.faults = Faults(self.allocate(RECORD.itemsize))

@@ -263,6 +263,9 @@ DEV void barrier_arrive(u32 at) {
   emulator::Phases& p = emulator::barrier_at(at);
   if (--p.pending < 0) emulator::fail("more arrivals than a barrier counts");
   emulator::turn(p); }
+DEV void barrier_arrive_warp(u32 at) {
+  emulator::meet_warp();
+  if (threadIdx.x % 32 == 0) barrier_arrive(at); }
 DEV void barrier_expect(u32 at, u32 bytes) {
   emulator::barrier_at(at).bytes += bytes;
   barrier_arrive(at); }

@@ -23,6 +23,7 @@ from tilert import driver, ir
 from tilert.array import Array
 from tilert.cpu_device import CpuDevice
 from tilert.cuda_device import CudaDevice
+from tilert.cuda_graph import span
 from tilert.device import Call, Launcher
 from tilert.unsafe_kernel import UnsafeFunction
 
@@ -88,7 +89,7 @@ class FakeDriver:
         self.unused: dict[int, list[int]] = {}
         self.pinned: set[int] = set()
         # What kernels do, whether they wait for earlier ones, and whether later ones may start.
-        self.functions: dict[int, tuple[Callable[[], None], bool, bool]] = {}
+        self.functions: dict[int, tuple[_Kernel, bool, bool]] = {}
 
     def __getattr__(self, name: str) -> Any:
         # What is not here is a type, or a mistake.
@@ -115,9 +116,10 @@ class FakeDriver:
         early: bool = False,
         waits: bool = False,
         tells: bool = False,
+        begin: Callable[[], None] = lambda: None,
     ) -> tuple[Any]:
         if stream.capture is not None:
-            node = Node(kind, work, set(stream.after), early, waits, tells)
+            node = Node(kind, work, set(stream.after), early, waits, tells, begin)
             stream.capture.nodes.append(node)
             stream.after = {len(stream.capture.nodes) - 1}
         else:
@@ -318,8 +320,15 @@ class FakeDriver:
         pointer = ctypes.c_void_p.from_address(parameters).value
         assert pointer is not None
         number = ctypes.c_int64.from_address(pointer).value
-        work, waits, tells = self.functions[number]
-        return self.put(stream, work, "kernel", early, waits, tells)
+        kernel, waits, tells = self.functions[number]
+        # The word is the second argument of kernels that wait.
+        second = ctypes.c_void_p.from_address(parameters + 8).value if waits else None
+        word = ctypes.c_uint32.from_address(second).value if second else 0
+        if stream.capture is None:
+            assert not word, "a kernel reads ahead outside of a graph"
+            return self.put(stream, lambda: kernel.call(None), "kernel", early, waits, tells)
+        at_work = kernel.reading_ahead(word)
+        return self.put(stream, at_work.run, "kernel", early, waits, tells, at_work.begin)
 
     def _cuStreamBeginCapture(self, stream: Stream, mode: Any) -> Any:
         assert stream.capture is None
@@ -387,16 +396,54 @@ class _Counting:
         return getattr(self._fake, name)
 
 
+class _Kernel:
+    """A launch on the host.
+
+    Args:
+        ahead: memory that it reads when it starts, rather than when it is complete.
+    """
+
+    def __init__(self, fake: FakeDriver, call: Call, ahead: Sequence[tuple[int, int]]) -> None:
+        self.fake = fake
+        self.call = call
+        self.ahead = ahead
+        self.read: list[np.ndarray] = []
+
+    def reading_ahead(self, word: int) -> "_Kernel":
+        """The same, where only what has a bit in the word is read ahead."""
+        some = [span for bit, span in enumerate(self.ahead) if word >> bit & 1]
+        return _Kernel(self.fake, self.call, some)
+
+    def _memory(self) -> list[np.ndarray]:
+        return [self.fake.bytes_at(start, end - start) for start, end in self.ahead if start < end]
+
+    def begin(self) -> None:
+        """Read what may be read ahead."""
+        self.read = [memory.copy() for memory in self._memory()]
+
+    def run(self) -> None:
+        """All the rest, with what was read."""
+        now = [memory.copy() for memory in self._memory()]
+        for memory, read in zip(self._memory(), self.read, strict=False):
+            memory[:] = read
+        self.call(None)
+        for memory, held in zip(self._memory(), now, strict=True):
+            memory[:] = held
+
+
 class _Launcher:
-    """Launches kernels whose one argument says which function of the host they are.
+    """Launches kernels whose first argument says which function of the host they are.
 
     Args:
         waits: whether the kernel waits for earlier ones itself. says: whether its launches say so.
     """
 
-    def __init__(self, fake: FakeDriver, inner: Launcher, waits: bool, says: bool) -> None:
+    def __init__(
+        self, fake: FakeDriver, inner: Launcher, function: ir.Function, waits: bool, says: bool
+    ) -> None:
         self.fake = fake
         self.inner = inner
+        self.refs = [p.position for p in function.params if p.kind == "ref"]
         self.waits = waits
         self.says = says
 
@@ -408,9 +455,12 @@ class _Launcher:
         programs: int | None = None,
     ) -> Call:
         call = self.inner.bind(arrays, index_maps, grid)
+        ahead = [span(arrays[ref]) for ref in self.refs] if self.waits else []
         number = len(self.fake.functions)
-        self.fake.functions[number] = (lambda: call(None)), self.waits, self.says
-        launch = driver.Launch("function", 1, 1, 0, [number], waits=self.says, leads=self.says)
+        self.fake.functions[number] = _Kernel(self.fake, call, ahead), self.waits, self.says
+        launch = driver.Launch(
+            "function", 1, 1, 0, [number, 0], waits=self.says, leads=self.says, ahead=ahead
+        )
         return launch.enqueue
 
 
@@ -438,7 +488,8 @@ class FakeCudaDevice(CudaDevice):
 
     def compile(self, function: ir.Function) -> Launcher:
         waits = self.waits(function)
-        return _Launcher(self.fake, self.cpu.compile(function), waits, self.says(function))
+        inner = self.cpu.compile(function)
+        return _Launcher(self.fake, inner, function, waits, self.says(function))
 
     def begin_compile(self, function: ir.Function) -> Callable[[], Launcher]:
         return functools.partial(self.compile, function)

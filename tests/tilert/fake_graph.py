@@ -12,6 +12,7 @@ class Node:
     Attributes:
         early: of those that it comes after, the ones that need not be complete when it starts.
         waits: whether it waits for earlier ones itself. tells: whether it lets later ones start.
+        begin: what it does when it starts, perhaps before earlier ones are complete.
     """
 
     def __init__(
@@ -22,7 +23,9 @@ class Node:
         early: bool = False,
         waits: bool = False,
         tells: bool = False,
+        begin: Callable[[], None] = lambda: None,
     ) -> None:
+        self.begin = begin
         self.kind = kind
         self.work = work
         self.after = after
@@ -59,7 +62,9 @@ class Replay:
         starts = [i for i in range(len(self.nodes)) if self.may_start(i)]
         ends = [i for i in self.started if self.may_end(i)]
         if starts and (not ends or chance.random() < 0.6):
-            self.started.add(chance.choice(starts))
+            at = chance.choice(starts)
+            self.nodes[at].begin()
+            self.started.add(at)
         elif ends:
             at = chance.choice(ends)
             self.nodes[at].work()

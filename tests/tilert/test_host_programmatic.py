@@ -9,11 +9,26 @@ import numpy as np
 import pytest
 
 import tilert
-from tests.tilert.fake_cuda import FakeCudaDevice, fake_cuda
+from tests.tilert.fake_cuda import FakeCudaDevice, _Kernel, fake_cuda
 from tests.tilert.products import product
-from tilert import Const, DeviceError, Mut, Ref, bf16, driver, f32, i32, ir, nvrtc, opt_out, sass
+from tilert import (
+    Const,
+    DeviceError,
+    Mut,
+    Ref,
+    bf16,
+    cuda_graph,
+    driver,
+    f32,
+    i32,
+    ir,
+    nvrtc,
+    opt_out,
+    sass,
+)
+from tilert.codegen.early import AT_ONCE
 from tilert.cpu_device import CpuDevice
-from tilert.cuda_graph import early_kernels
+from tilert.cuda_graph import early_kernels, span
 from tilert.language import sum as total
 from tilert.target_device import CompiledKernel, TargetDevice
 from tilert.unsafe_kernel import UnsafeFunction, UnsafeKernel
@@ -124,8 +139,8 @@ def test_behind_a_kernel_alone(monkeypatch: pytest.MonkeyPatch, added: UnsafeKer
 
 def test_not_behind_kernels_that_leave_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     class Large(driver.Launch):
-        def __init__(self, *arguments: Any, waits: bool, leads: bool) -> None:
-            super().__init__(*arguments, waits=waits, leads=False)
+        def __init__(self, *arguments: Any, waits: bool, leads: bool, ahead: Any) -> None:
+            super().__init__(*arguments, waits=waits, leads=False, ahead=ahead)
 
     device = fake_cuda(monkeypatch, 0)
     a, b = some(device, 2)
@@ -188,6 +203,89 @@ def test_rebinding(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(c.numpy(), before)
 
 
+# What kernels read ahead
+
+
+def spans(graph: tilert.Graph) -> list[list[tuple[int, int]]]:
+    """The memory that each kernel of a graph reads when it starts."""
+    nodes = graph._executable._handle.nodes  # type: ignore[attr-defined]
+    return [node.begin.__self__.ahead for node in nodes if node.kind == "kernel"]
+
+
+def test_what_no_piece_writes_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = fake_cuda(monkeypatch, 0)
+    a, b, c, d, e = some(device, 5)
+
+    def captured(*steps: Callable[[], Any]) -> list[list[tuple[int, int]]]:
+        with tilert.capture(device, lambda: [step() for step in steps] and None) as graph:
+            return spans(graph)
+
+    def to_c() -> None:
+        mix(rows(c), a, b, by=2).run()
+
+    def to_d() -> None:
+        mix(rows(d), c, b, by=2).run()
+
+    def to_b() -> None:
+        onto(rows(b), a).run()
+
+    def copied() -> None:
+        a.copy_from(e)
+
+    assert captured(to_c, to_d) == [[span(a), span(b)], [span(b)]]
+    # Whatever writes it and wherever: what comes later may run in the next replay's place.
+    assert captured(to_c, to_d, to_b) == [[span(a)], [], [span(a)]]
+    assert captured(to_c, copied, to_b) == [[], []]
+
+
+def test_pieces_that_others_leave_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sets are of pieces, not of whole buffers."""
+    device = fake_cuda(monkeypatch, 0)
+    a, b, c = some(device, 3)
+
+    def step() -> None:
+        onto(b[:2].partition(1, COLUMNS), a[1:3]).run()
+        onto(c[:2].partition(1, COLUMNS), b[2:]).run()
+        onto(c[2:].partition(1, COLUMNS), b[1:3]).run()
+        onto(a[:1].partition(1, COLUMNS), a[3:]).run()
+
+    with tilert.capture(device, step) as graph:
+        assert spans(graph) == [[span(a[1:3])], [span(b[2:])], [], [span(a[3:])]]
+
+
+def test_kernels_make_way_for_those_that_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = fake_cuda(monkeypatch, 0)
+    a, b, c = some(device, 3)
+    words: list[int] = []
+    record = driver.Launch.record
+
+    def noted(launch: driver.Launch, stream: Any, behind: bool, early: int) -> None:
+        words.append(early)
+        record(launch, stream, behind, early)
+        # The word is of recordings alone.
+        assert launch.values[1] == 0
+
+    monkeypatch.setattr(driver.Launch, "record", noted)
+
+    def step() -> None:
+        onto(rows(b), c).run()
+        onto(rows(c), b).run()
+        mix(rows(b), c, a, by=1).run()
+        c.copy_from(b)
+        onto(rows(b), a).run()
+
+    with tilert.capture(device, step):
+        assert words == [0, AT_ONCE, 2, 1]
+
+
+def test_the_switch_leaves_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILERT_EARLY_KERNELS", "0")
+    device = fake_cuda(monkeypatch, 0)
+    a, b = some(device, 2)
+    with tilert.capture(device, lambda: onto(rows(b), a)) as graph:
+        assert spans(graph) == [[]]
+
+
 # That it shows in no result
 
 
@@ -241,8 +339,25 @@ def test_random_programs(monkeypatch: pytest.MonkeyPatch, added: UnsafeKernel) -
         devices.append(fake_cuda(monkeypatch, seed))
         return devices[-1]
 
+    ahead = 0
+    begin = _Kernel.begin
+
+    def counted(kernel: _Kernel) -> None:
+        nonlocal ahead
+        ahead += len(kernel.ahead)
+        begin(kernel)
+
+    monkeypatch.setattr(_Kernel, "begin", counted)
     assert mismatches(make, added, 40) == 0
     assert sum(device.fake.calls["cuLaunchKernelEx"] for device in devices) > 60
+    assert ahead > 60
+
+
+def test_reading_ahead_what_is_written_shows(
+    monkeypatch: pytest.MonkeyPatch, added: UnsafeKernel
+) -> None:
+    monkeypatch.setattr(cuda_graph._Written, "__contains__", lambda self, span: False)
+    assert mismatches(lambda seed: fake_cuda(monkeypatch, seed), added, 40) > 5
 
 
 def test_kernels_that_do_not_wait_show(
@@ -301,6 +416,7 @@ def compiled(arch: str, check: bool = False) -> dict[str, CompiledKernel]:
 
     product(new(1, 256).partition(1, 16), new(1, 512), new(256, 512), bk=512).run()
     product(new(64, 256).partition(32, 64), new(64, 512), new(256, 512), bk=64).run()
+    product(new(8, 256).partition(8, 32), new(8, 512), new(256, 512), bk=256).run()
     product(new(512, 512).partition(128, 256), new(512, 512), new(512, 512), bk=64).run()
     scaled(new(64, 128).partition(16, 128), new(64, 128), new(64, dtype=f32)).run()
     index = tilert.UniqueIndex.checked(np.array([4, 0, 2]), device)
@@ -313,13 +429,19 @@ def test_texts_wait_first(check: bool, added: UnsafeKernel) -> None:
     for name, kernel in compiled("sm_90a", check).items():
         text = kernel.text.split('extern "C"')[-1]
         head, body = text.split(") {\n", 1)
-        parameters = re.findall(r"\*? ?(\w+)(?:, |$)", head.split("(")[-1])
-        waits = body.index("  wait_for_earlier_grids();")
-        assert len(parameters) >= 2
-        first = [m.start() for p in parameters for m in re.finditer(rf"\b{p}\b", body)]
+        pointers = re.findall(r"\* ?(?:RESTRICT )?(a_\w+)(?:, |$)", head.split("(")[-1])
+        waits = body.index("wait_for_earlier_grids();")
+        assert len(pointers) >= 2
+        first = [m.start() for p in pointers for m in re.finditer(rf"\b{p}\b", body)]
         assert waits < min(first), name
-        # Once, at the level of the kernel: all threads get there.
-        assert body.count("wait_for_earlier_grids") == 1
+        # Once, at the level of the kernel, or for those that copy and those that compute.
+        roles = 2 if kernel.schedule in ("pipelined", "thin") else 1
+        assert body.count("wait_for_earlier_grids") == roles
+        # Every thread that reads does so behind it.
+        assert [len(part.split("behind(")) for part in body.split("wait_for_")[1:]] == [
+            len(pointers) + 1
+        ] * roles
+        assert bool(kernel.early) == (name == "product 2" and not check)
     function = added.specialize(
         (
             ir.Param("y", 0, "mut", i32, (4, 8), (8, 1), (1, 8)),
@@ -342,7 +464,10 @@ def test_machine_code_waits_first(arch: str) -> None:
         if arch == "sm_80":
             assert waits == (0, 0)
         else:
-            assert waits[0] == 1 and waits[1] >= 1 and sass.hasty(lines) == [], name
+            assert waits[0] >= 1 and waits[1] >= 1, name
+            # What may be read ahead, tiles of the left operand and of the right one.
+            ahead = ["UTMALDG.3D"] * 2 if kernels[name].early else []
+            assert sass.hasty(lines) == ahead, name
 
 
 HASTY = """

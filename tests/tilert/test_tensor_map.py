@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tilert import bf16, driver, f16
+from tilert import bf16, driver, f16, f32
 from tilert.errors import LaunchError
 from tilert.tensor_map import Encoding, TensorMap, encoding
 
@@ -15,6 +15,19 @@ def test_encoding() -> None:
     assert got == Encoding(bf16, 4096, (520, 1000, 3), (2048, 1 << 21), (64, 128, 1))
     # An axis of one element may have any stride.
     assert encoding(spec, f16, 0, (1, 8, 64), (7, 64, 1)).strides == (128, 128)
+
+
+def test_boxes_beside_each_other() -> None:
+    """The last axis is cut into pieces of a box's width, which the outermost one numbers."""
+    spec = TensorMap(0, (1, 20, 64), beside=8)
+    got = encoding(spec, bf16, 0, (2, 1000, 512), (1 << 19, 512, 1))
+    assert got == Encoding(
+        bf16, 0, (64, 1000, 2, 8), (1024, 1 << 20, 128), (64, 20, 1, 8)
+    )  # fmt: skip
+    wide = encoding(TensorMap(0, (8, 32), beside=4), f32, 0, (3, 640), (640, 1))
+    assert wide == Encoding(f32, 0, (32, 3, 20), (2560, 128), (32, 8, 4))
+    with pytest.raises(LaunchError, match="with 520 columns"):
+        encoding(spec, bf16, 0, (2, 1000, 520), (1 << 20, 520, 1))
 
 
 @pytest.mark.parametrize(

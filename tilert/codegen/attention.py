@@ -13,7 +13,7 @@ step and the second one of the step before it while the work between the two is 
 
 from tilert.codegen.attention_form import Form, Side, scalars
 from tilert.codegen.control import carry, note_bounds
-from tilert.codegen.early import begin
+from tilert.codegen.early import END, START, begin
 from tilert.codegen.emit import Emitter, c_type
 from tilert.codegen.grid import coordinates
 from tilert.codegen.hopper import (
@@ -52,7 +52,12 @@ class Attention:
         lines: the kernel's body.
         threads: of a block.
         shared_bytes: of a block.
+        blocks: a multiprocessor has room for.
+        early: parameters that can be read before earlier grids are complete.
     """
+
+    blocks = 1
+    early: tuple[int, ...] = ()
 
     def __init__(self, form: Form, stages: int, scratch: int) -> None:
         function = form.function
@@ -78,6 +83,7 @@ class Attention:
         extents = [str(n) if n is not None else f"g{i}" for i, n in enumerate(self._function.grid)]
         warps = self._form.consumers // 32
         return [
+            *START,
             *set_up(self._barriers, self._scratch, self._stages, warps),
             *begin(self._function),
             f"  const i64 pieces = {' * '.join(f'(i64){n}' for n in extents) or '1'};",
@@ -104,6 +110,7 @@ class Attention:
             *self._limits("more", CONSUMER_REGISTERS),
             *(turns if form.groups > 1 else []),
             *self._pieces("    ", e.lines, e.head),
+            *("  " + line for line in END),
             "  }",
         ]
 

@@ -7,7 +7,7 @@ from tilert.codegen import bounds
 from tilert.codegen.attention import Attention, write_attention
 from tilert.codegen.attention_form import find_form
 from tilert.codegen.debug import without_debugging
-from tilert.codegen.early import END, begin
+from tilert.codegen.early import END, PARAMETER, START, begin
 from tilert.codegen.emit import Emitter, c_name, c_type
 from tilert.codegen.grid import coordinates, grid_extents
 from tilert.codegen.helpers import with_needed
@@ -16,7 +16,7 @@ from tilert.codegen.pipelined import Pipelined, write_pipelined
 from tilert.codegen.plan import choose_threads, make_plan
 from tilert.codegen.prelude import PRELUDE
 from tilert.codegen.ring import find_ring
-from tilert.codegen.row_attention import BLOCKS, RowAttention, write_rows
+from tilert.codegen.row_attention import RowAttention, write_rows
 from tilert.codegen.schedules import VARIABLE, enabled
 from tilert.codegen.streaming import coarse_divisions, lift_loads
 from tilert.codegen.unfit import Unfit
@@ -41,10 +41,13 @@ class CudaSource:
             and the kernel takes its arguments alone.
         maps: tensor maps that the kernel takes before its arguments.
         walks: whether a block walks over pieces: so many blocks as run at once are enough.
-        waits: whether it waits for earlier grids itself, on targets where grids can.
+        waits: whether it waits for earlier grids itself, on targets where grids can. Its last
+            argument then says what it may do sooner (`early.py`).
+        early: numbers of the parameters that it can read before it waits, by the bits of that word.
         schedule: how the work is done. "streaming" has no products; "skinny" takes weights through
             registers for a few rows; "staged" multiplies with mma.sync what is copied to shared
-            memory; "pipelined" and "attention" are those of sm_90a; "unsafe" is no generated text.
+            memory; "pipelined", "thin" and "attention" are those of sm_90a; "unsafe" is text that
+            was given.
         refused: why it is none of the others, by name.
     """
 
@@ -56,6 +59,7 @@ class CudaSource:
     maps: tuple[TensorMap, ...] = ()
     walks: bool = False
     waits: bool = False
+    early: tuple[int, ...] = ()
     schedule: str = "unsafe"
     refused: tuple[tuple[str, str], ...] = ()
 
@@ -91,13 +95,15 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
     entry = f"{function.name}_kernel"
     shared = plan.shared_bytes + -(-emitter.scratch_bytes // 16) * 16
     checked = bool(emitter.sites)
+    parameters = [*_parameters(function), *bounds.PARAMETERS * checked, PARAMETER]
     lines = [
         PRELUDE,
         *with_needed(emitter.helpers | _types(lowered)),
         f'extern "C" __global__ void __launch_bounds__({threads})',
-        f"{entry}({', '.join(_parameters(function) + bounds.PARAMETERS * checked)}) {{",
+        f"{entry}({', '.join(parameters)}) {{",
         "  extern __shared__ __align__(128) char smem[];",
         f"  char* const scratch = smem + {plan.shared_bytes}; (void)scratch;",
+        *START,
         *begin(function),
         *([bounds.place(grid_extents(function))] if checked else []),
         *coordinates(function),
@@ -114,7 +120,7 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
 
 
 _PORTABLE = ("streaming", "skinny", "staged")
-_SM_90A = ("pipelined", "attention")
+_SM_90A = ("pipelined", "thin", "attention")
 
 
 def _not_portable(function: Function, lowered: Function, threads: int) -> dict[str, str]:
@@ -159,32 +165,31 @@ def _pipelined(function: Function, whole: Function, refused: dict[str, str]) -> 
     try:
         ring = find_ring(function)
     except Unfit as reason:
-        refused["pipelined"] = str(reason)
+        refused |= dict.fromkeys(("pipelined", "thin"), str(reason))
         form = find_form(whole)
         schedule, maps = "attention", tuple(form.maps)
         walks = form.shares is None
         written = write_attention(form) if form.shares is None else write_rows(form, form.shares)
     else:
-        if not ring.swapped:
+        if not ring.thin:
             # Of few rows all that is needed behind the loop fits beside the sums.
             sink_past(function, ring.loop)
-        schedule, written, maps = "pipelined", write_pipelined(function, ring), tuple(ring.maps)
+        schedule, other = ("thin", "pipelined") if ring.thin else ("pipelined", "thin")
+        written, maps = write_pipelined(function, ring), tuple(ring.maps)
+        refused[other] = f"its products have {ring.rows} rows; {schedule} is for so many"
         refused["attention"] = "it does not have two products of which one feeds the other"
     if written is None:
         refused.pop(schedule, None)
         raise Unfit("shared memory has no room for two stages")
     entry = f"{function.name}_kernel"
     head = [f"const __grid_constant__ tensor_map map{i}" for i in range(len(maps))]
-    # One block a multiprocessor: what it may have of the registers depends on that.
-    blocks = 1 if walks else BLOCKS
     lines = [
         PRELUDE,
         *with_needed(written.consumer.helpers | _types(function)),
         *written.head,
-        f'extern "C" __global__ void __launch_bounds__({written.threads}, {blocks})',
-        f"{entry}({', '.join(head + _parameters(function))}) {{",
+        f'extern "C" __global__ void __launch_bounds__({written.threads}, {written.blocks})',
+        f"{entry}({', '.join([*head, *_parameters(function), PARAMETER])}) {{",
         *written.lines,
-        *END,
         "}",
         "",
     ]
@@ -192,7 +197,7 @@ def _pipelined(function: Function, whole: Function, refused: dict[str, str]) -> 
         refused.setdefault(name, f"{schedule} comes first where a kernel has its form")
     return CudaSource(
         "\n".join(lines), entry, written.threads, written.shared_bytes, None, maps, walks=walks,
-        waits=True, schedule=schedule, refused=tuple(refused.items()),
+        waits=True, early=written.early, schedule=schedule, refused=tuple(refused.items()),
     )  # fmt: skip
 
 

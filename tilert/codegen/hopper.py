@@ -18,7 +18,6 @@ __all__ = [
     "copy_box",
     "wgmma",
     "wgmma_left",
-    "wgmma_some",
 ]
 
 PORTABLE_TEMPLATES = r"""// Coordinates beyond any array stay beyond it.
@@ -52,6 +51,7 @@ DEV void exchange_pairs(u32* w) {
 
 // Rows of 128 bytes, their 16-byte pieces swizzled within 8 rows, k along the row; see "Matrix
 // Descriptor Format" of the PTX ISA. The next 16 elements along k are 2 further on.
+DEV u32 swizzled(u32 at) { return at ^ (at >> 7 & 7) << 4; }
 DEV u64 descriptor(u32 at) {
   return (u64)(at >> 4 & 0x3fffu) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62; }
 """
@@ -73,6 +73,11 @@ DEV void barrier_init(u32 at, u32 arrivals) {
 DEV void barriers_ready() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Of a warp, when all its threads are there.
+DEV void barrier_arrive_warp(u32 at) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0)
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at) : "memory"); }
 DEV void barrier_arrive(u32 at) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at) : "memory"); }
 // An arrival that announces bytes: the phase ends when they are there as well.
@@ -219,17 +224,6 @@ DEV void wgmma_n{n}(float* d, u64 a, u64 b, {ctype}) {{
     " %{count}, %{count + 1}, 1, 1, 1, 0, 0;"
     : {values}
     : "l"(a), "l"(b)); }}
-"""
-
-
-def wgmma_some(n: int, ctype: str) -> str:
-    """C++ of `wgmma_some_nN`: as `wgmma_nN` where only the first ROWS rows of a are there.
-
-    What lies behind them is read as it is, and adds to sums that nobody looks at.
-    """
-    return f"""
-template <int ROWS> DEV void wgmma_some_n{n}(float* d, u64 a, u64 b, {ctype} t) {{
-  wgmma_n{n}(d, a, b, t); }}
 """
 
 

@@ -17,8 +17,8 @@ __all__ = [
     "mma_accumulator",
     "mma_queries",
     "mma_swapped",
+    "thin_left",
     "wgmma_accumulator",
-    "wgmma_swapped",
 ]
 
 
@@ -275,12 +275,19 @@ def wgmma_accumulator(m: int, n: int, groups_m: int, groups_n: int) -> Layout:
     return _tiled((m, n), rows, cols, (tiles_m, tiles_n), (groups_m, groups_n), 128)
 
 
-def wgmma_swapped(m: int, n: int) -> Layout:
-    """Sums of m rows that one warpgroup computes as the columns of n rows: element (i, j) lies
-    where (j, i) of the accumulator does. `m` is whole 8 rows; past `n` the layout is padded.
+def thin_left(m: int, k: int, warps: int) -> Layout:
+    """The left operand of such products: as mma.m16n8k16 takes its right one (PTX ISA, "Matrix
+    Fragments for mma.m16n8k16"), each warp with k / warps columns of its own.
+
+    Register `j * k / warps / 4 + c * 2 + e` is element e of four lanes' eight columns c of the
+    warp's, in rows 8 j to 8 j + 7. `m` is whole 8 rows, `k` whole 16 columns a warp.
     """
-    of = wgmma_accumulator(-(-n // 64) * 64, m, 1, 1)
-    return Layout((m, n), (of.axes[1], of.axes[0]))
+    own = k // warps // 8
+    columns = [Factor("r", 2, 1), Factor("t", 4, 1), Factor("r", own, 2), Factor("t", warps, 32)]
+    rows = [Factor("t", 8, 4)]
+    if m > 8:
+        rows.append(Factor("r", m // 8, 2 * own))
+    return Layout((m, k), (tuple(rows), tuple(columns)))
 
 
 def _tiled(

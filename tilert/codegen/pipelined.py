@@ -6,13 +6,17 @@ operands there. The other warpgroups run the kernel as its text has it, except t
 wgmma on what the stage holds. Each stage has two barriers: `full` counts the bytes that have come,
 `empty` the warps that have read them. The producer runs ahead over the ends of pieces, so that the
 next piece's operands come while sums are still being stored.
+
+Before earlier grids are complete it fills the ring with operands that none of them writes: those
+whose bits the word `early` has (`early.py`). The others of these stages it brings later.
 """
 
+from collections.abc import Callable
 from math import prod
 
 from tilert.codegen.boxes_out import boxes_bytes, move_boxes
 from tilert.codegen.control import begin_loop, carry, note_bounds
-from tilert.codegen.early import begin
+from tilert.codegen.early import END, MOST_EARLY, START, begin
 from tilert.codegen.emit import Emitter, c_type
 from tilert.codegen.epilogue import write_epilogue
 from tilert.codegen.grid import coordinates
@@ -24,18 +28,37 @@ from tilert.codegen.hopper import (
     TEMPLATES,
     copy_box,
     wgmma,
-    wgmma_some,
 )
-from tilert.codegen.plan import Plan, make_group_plan, source_of
+from tilert.codegen.plan import make_group_plan, source_of
 from tilert.codegen.quads import move_quads
-from tilert.codegen.ring import COLUMNS, GROUP, GROUP_ROWS, Box, Ring, scalars
-from tilert.ir import Access, Function, Op, Value
+from tilert.codegen.ring import (
+    COLUMNS,
+    GROUP,
+    GROUP_ROWS,
+    WARP,
+    Box,
+    Ring,
+    scalars,
+    sums_of,
+    turn_over,
+    wanted,
+)
+from tilert.codegen.thin import THIN_TEMPLATES, ThinConsumer, kept_bytes, kept_loads
+from tilert.ir import Access, Function, Op
 from tilert.tensor_map import ROW_BYTES
 
 __all__ = ["Pipelined", "copy_tile", "write_pipelined"]
 
 SHARED_BYTES = 227 * 1024
 """Shared memory of a block of sm_90."""
+THIN_SHARED_BYTES = 108 * 1024
+"""The same where reading is what takes time: a multiprocessor has room for two blocks, so that the
+next kernel's can fill their rings."""
+AHEAD_ROWS = 8
+"""Rows of products up to which it pays to copy operands before earlier kernels are complete: a
+decode step of 8 sequences takes 2 % less, one of 16 takes 6 % more (Qwen3-4B on an H200)."""
+THIN_BLOCKS, MOST_SHARED_SUMS = 3, 64
+"""Blocks that share the registers of a multiprocessor, with at most so many sums a thread."""
 MOST_STAGES = 8
 UNDER_WAY = 80 * 1024
 """Bytes that a block has under way where reading is what takes time, besides the two stages that
@@ -55,20 +78,35 @@ class Pipelined:
         lines: the kernel's body.
         threads: of a block.
         shared_bytes: of a block.
+        blocks: a multiprocessor has registers for.
+        early: parameters that can be read before earlier grids are complete: those of the maps, and
+            of the vectors that stay in shared memory.
     """
 
     def __init__(
         self, function: Function, ring: Ring, stages: int, scratch: int, boxes: bool
     ) -> None:
-        plan = make_group_plan(function, ring.groups, ring.swapped)
         self._function, self._ring, self._stages = function, ring, stages
-        self.threads = ring.consumers + GROUP
+        # A warpgroup is what gives registers away; where there is nothing to give, a warp will do.
+        self.threads = ring.consumers + (WARP if ring.consumers == GROUP else GROUP)
+        self.blocks = _blocks(ring)
+        read = [spec.param for spec in ring.maps]
+        kept = [op.attrs["param"].position for op in kept_loads(ring)]
+        few = ring.rows <= AHEAD_ROWS and len(read) + len(kept) <= MOST_EARLY
+        fits = few and _can_run_ahead(ring)
+        self.early = (*read, *kept) if fits else ()
+        self._kept_bits = (1 << len(kept)) - 1 << len(read) if fits else 0
         self._boxes = stages * ring.stage_bytes
         self._barriers = self._boxes + boxes * boxes_bytes(prod(ring.groups))
-        self._scratch = self._barriers + -(-16 * stages // 128) * 128
-        self.shared_bytes = max(self._scratch + scratch, self._barriers + ring.read_past)
-        self.consumer = Consumer(function, plan, ring, stages, boxes)
-        producer = Emitter(function, plan)
+        self._kept = self._barriers + -(-16 * stages // 128) * 128
+        self._scratch = self._kept + kept_bytes(ring)
+        self.shared_bytes = self._scratch + scratch
+        self.consumer: Consumer | ThinConsumer = (
+            ThinConsumer(function, ring, stages)
+            if ring.thin
+            else Consumer(function, ring, stages, boxes)
+        )
+        producer = Emitter(function, self.consumer.plan)
         producer.depth = self.consumer.depth = 3
         self.consumer.program_body()
         self.head = [PORTABLE_TEMPLATES, TEMPLATES, *_templates(ring)]
@@ -80,8 +118,10 @@ class Pipelined:
         stages, warps = self._stages, self._ring.consumers // 32
         extents = self._extents()
         return [
+            *START,
             "  extern __shared__ __align__(1024) char smem[];",
             f"  char* const scratch = smem + {self._scratch}; (void)scratch;",
+            f"  char* const kept = smem + {self._kept}; (void)kept;",
             "  const u32 ring = shared_address(smem);",
             *([f"  const u32 boxes = ring + {self._boxes};"] if self.consumer.boxes else []),
             f"  const u32 full = ring + {self._barriers}, empty = full + {8 * stages};",
@@ -92,29 +132,47 @@ class Pipelined:
             "    barriers_ready();",
             "  }",
             "  __syncthreads();",
-            *begin(self._function),
             f"  const i64 pieces = {' * '.join(f'(i64){n}' for n in extents) or '1'};",
         ]
 
     def _producer(self, e: Emitter) -> list[str]:
-        ring = self._ring
-        _produce(e, self._function, ring, self._stages)
+        ring, stages = self._ring, self._stages
+        _produce(e, self._function, ring, stages, bool(self.early))
         limit = self._limits("fewer", PRODUCER_REGISTERS)
         return [
             f"  if (threadIdx.x >= {ring.consumers}) {{",
             *limit,
             f"    if (threadIdx.x == {ring.consumers}) {{",
-            *(["      const u64 once = read_once();"] if ring.swapped else []),
+            *(["      const u64 once = read_once();"] if ring.thin else []),
+            *(self._fill(e) if self.early else []),
+            *("    " + line for line in begin(self._function)),
             *self._pieces("      ", e.lines, e.head),
             "    }",
         ]
 
+    def _fill(self, like: Emitter) -> list[str]:
+        """The producer's work before earlier grids are complete: the stages of the ring, once."""
+        e = Emitter(self._function, like.plan)
+        e.depth = like.depth
+        _fill_ahead(e, self._function, self._ring, self._stages)
+        return [
+            "      int ahead = 0;",
+            f"      if (early & {(1 << len(self._ring.maps)) - 1}u) {{",
+            *self._walk("        ", e.lines, e.head, on=f" && ahead < {self._stages}"),
+            "      }",
+        ]
+
     def _consumer(self) -> list[str]:
+        keep, bits = self._keep(), self._kept_bits
         return [
             "  } else {",
             *self._limits("more", CONSUMER_REGISTERS),
+            *([f"    if ((early & {bits}u) == {bits}u) {{", *keep, "    }"] if bits else []),
+            *("  " + line for line in begin(self._function)),
+            *([f"    if ((early & {bits}u) != {bits}u) {{", *keep, "    }"] if bits else keep),
             *self._pieces("    ", self.consumer.lines, self.consumer.head),
             *(["    boxes_stored();"] if self.consumer.boxes else []),
+            *("  " + line for line in END),
             "  }",
         ]
 
@@ -122,11 +180,22 @@ class Pipelined:
         # One consumer has all the registers that a thread can have from the start.
         return [f"    {word}_registers<{registers}>();"] if self._ring.consumers > GROUP else []
 
+    def _keep(self) -> list[str]:
+        e = self.consumer
+        if not isinstance(e, ThinConsumer):
+            return []
+        written, e.lines, e.depth = e.lines, [], 2
+        e.keep()
+        kept, e.lines = e.lines, written
+        return kept
+
     def _pieces(self, pad: str, lines: list[str], head: list[str]) -> list[str]:
+        return [f"{pad}int stage = 0; u32 turn = 0;", *self._walk(pad, lines, head)]
+
+    def _walk(self, pad: str, lines: list[str], head: list[str], on: str = "") -> list[str]:
         return [
             *(pad + line.strip() for line in head),
-            f"{pad}int stage = 0; u32 turn = 0;",
-            f"{pad}for (i64 piece = blockIdx.x; piece < pieces; piece += gridDim.x) {{",
+            f"{pad}for (i64 piece = blockIdx.x; piece < pieces{on}; piece += gridDim.x) {{",
             *(f"{pad}{line}" for line in self._place()),
             *lines,
             f"{pad}}}",
@@ -144,7 +213,7 @@ class Pipelined:
         strides = [" * ".join(extents[i + 1 :]) or "1" for i in range(len(extents))]
         rows, columns = axes
         other = [i for i, n in enumerate(function.grid) if i not in axes and n != 1]
-        if self._ring.swapped and not other:
+        if self._ring.thin and not other:
             # All rows of a column of tiles follow each other: they read the same right operand.
             row, column = (f"(int)piece {sign} {extents[rows]}" for sign in "%/")
             return coordinates(function, f"{row} * {strides[rows]} + {column} * {strides[columns]}")
@@ -162,9 +231,10 @@ class Pipelined:
 
 def write_pipelined(function: Function, ring: Ring) -> Pipelined | None:
     """The kernel with as many stages as shared memory has room for, None where two are too many."""
-    scratch, boxes = 0, not ring.swapped
+    scratch, boxes = 0, not ring.thin
+    whole = THIN_SHARED_BYTES if ring.thin else SHARED_BYTES
     while True:
-        room = SHARED_BYTES - max(scratch, ring.read_past) - 128
+        room = whole - scratch - kept_bytes(ring) - 128
         room -= boxes * boxes_bytes(prod(ring.groups))
         stages = min(_most_stages(ring), room // (ring.stage_bytes + 16))
         if stages < 2:
@@ -178,63 +248,99 @@ def write_pipelined(function: Function, ring: Ring) -> Pipelined | None:
 
 
 def _most_stages(ring: Ring) -> int:
-    if not ring.swapped:
+    if not ring.thin:
         return MOST_STAGES
     return 2 + -(-UNDER_WAY // ring.stage_bytes)
 
 
+def _blocks(ring: Ring) -> int:
+    sums = sum(v.shape[0] * v.shape[1] for v in sums_of(ring.loop)) // WARP
+    return THIN_BLOCKS if ring.thin and sums <= MOST_SHARED_SUMS else 1
+
+
+def _can_run_ahead(ring: Ring) -> bool:
+    """Whether the producer's addresses and the number of its steps depend on no memory."""
+    found = scalars(ring.function, ring.loop, wanted(ring))
+    return found is not None and all(op.name != "load" for part in found for op in part)
+
+
 def _templates(ring: Ring) -> list[str]:
-    ranks = sorted({len(spec.box) for spec in ring.maps})
+    ranks = sorted({len(spec.box) + (spec.beside > 0) for spec in ring.maps})
+    copies = [copy_box(rank) for rank in ranks]
+    if ring.thin:
+        return [*copies, ONCE_TEMPLATES, *(copy_box(rank, True) for rank in ranks), THIN_TEMPLATES]
     products = [op for op in ring.loop.regions[0].ops if op.name == "mma"]
-    side = 0 if ring.swapped else 1
-    kinds = sorted({(op.result.shape[side], c_type(op.args[0].dtype)) for op in products})
-    return [
-        *(copy_box(rank) for rank in ranks),
-        *([ONCE_TEMPLATES, *(copy_box(rank, True) for rank in ranks)] if ring.swapped else []),
-        *(wgmma(n // ring.groups[1], ctype) for n, ctype in kinds),
-        *(wgmma_some(n, ctype) for n, ctype in kinds if ring.read_past),
-    ]
-
-
-def _turn_over(e: Emitter, stages: int) -> None:
-    e.line(f"if (++stage == {stages}) {{ stage = 0; turn ^= 1; }}")
+    kinds = sorted({(op.result.shape[1], c_type(op.args[0].dtype)) for op in products})
+    return [*copies, *(wgmma(n // ring.groups[1], ctype) for n, ctype in kinds)]
 
 
 # -- the producer ----------------------------------------------------------------------------
 
 
-def _produce(e: Emitter, function: Function, ring: Ring, stages: int) -> None:
+def _produce(e: Emitter, function: Function, ring: Ring, stages: int, ahead: bool) -> None:
+    def step() -> None:
+        if ahead:
+            # Of a stage that was filled ahead, what is left.
+            e.line("const u32 left = ahead > 0 ? ~early : ~0u;")
+            e.line("if (ahead > 0) --ahead;")
+        with e.braces("else" if ahead else ""):
+            e.line("barrier_wait(empty + 8 * stage, turn ^ 1);")
+            e.line(f"barrier_expect(full + 8 * stage, {ring.copied_bytes});")
+        e.line(f"const u32 at = ring + stage * {ring.stage_bytes};")
+        _copy_boxes(e, ring, "left" if ahead else "")
+        turn_over(e, stages)
+
+    _steps(e, function, ring, step)
+
+
+def _fill_ahead(e: Emitter, function: Function, ring: Ring, stages: int) -> None:
+    def step() -> None:
+        e.line("const int stage = ahead++;")
+        e.line(f"barrier_expect(full + 8 * stage, {ring.copied_bytes});")
+        e.line(f"const u32 at = ring + stage * {ring.stage_bytes};")
+        _copy_boxes(e, ring, "early")
+
+    _steps(e, function, ring, step, f" && ahead < {stages}")
+
+
+def _steps(
+    e: Emitter, function: Function, ring: Ring, step: Callable[[], None], on: str = ""
+) -> None:
+    """The loop as whoever only copies has it."""
     loop = ring.loop
     body = loop.regions[0]
-    wanted = [*loop.args[:3], *(v for box in ring.boxes.values() for v in box.load.args)]
-    found = scalars(function, loop, wanted)
+    found = scalars(function, loop, wanted(ring))
     if found is None:
         raise ValueError("the producer cannot compute its addresses")
     before, inside = found
     e.depth = 4
     for op in before:
         e.op(op)
-    lo, hi, step = (e.names[a] for a in loop.args[:3])
+    lo, hi, by = (e.names[a] for a in loop.args[:3])
     counter = e.names[body.args[0]] = e.fresh("i")
     note_bounds(e, loop)
     e.line("#pragma unroll 1")
-    with e.braces(f"for (int {counter} = {lo}; {counter} < {hi}; {counter} += {step})"):
+    with e.braces(f"for (int {counter} = {lo}; {counter} < {hi}{on}; {counter} += {by})"):
         for op in inside:
             e.op(op)
-        e.line("barrier_wait(empty + 8 * stage, turn ^ 1);")
-        e.line(f"barrier_expect(full + 8 * stage, {ring.stage_bytes});")
-        e.line(f"const u32 at = ring + stage * {ring.stage_bytes};")
-        for value, box in ring.boxes.items():
-            block, once = box.rows * ROW_BYTES, ring.swapped and value in ring.rights
-            copy_tile(e, box.load, box.cols, box.map, box.offset, block, "full", once)
-        _turn_over(e, stages)
+        step()
+
+
+def _copy_boxes(e: Emitter, ring: Ring, some: str) -> None:
+    """Copy the operands of a step: those whose bits are in the word `some`, or all."""
+    for value, box in ring.boxes.items():
+        once = ring.thin and value in ring.rights
+        with e.braces(f"if ({some} & {1 << box.map}u)" if some else ""):
+            copy_tile(
+                e, box.load, box.cols, box.map, box.offset, box.block, "full", once, box.together
+            )  # fmt: skip
 
 
 def copy_tile(
     e: Emitter, load: Op, cols: int, map: int, offset: int, block: int, full: str,
-    once: bool = False,
+    once: bool = False, together: bool = False,
 ) -> None:  # fmt: skip
-    """Write the copies of a tile, a box of `COLUMNS` columns each.
+    """Write the copies of a tile, a box of as many columns as have 128 bytes each.
 
     Args:
         map: number of the tensor map.
@@ -242,12 +348,19 @@ def copy_tile(
         block: bytes from one box to the next.
         full: name of the barriers that count what has come.
         once: whether the tile is read by this block alone.
+        together: whether its boxes are one copy.
     """
     call, policy = ("copy_box_once", ", once") if once else ("copy_box", "")
     access: tuple[Access, ...] = load.attrs["access"]
     places = [_first(e, load, a) for a in access]
-    for column in range(0, cols, COLUMNS):
-        to = offset + column // COLUMNS * block
+    width = ROW_BYTES // load.result.dtype.itemsize
+    if together:
+        at = [f"{places[-1]} / {width}" if places[-1] != "0" else "0", *places[:-1], "0"]
+        given = ", ".join(reversed([f"coordinate({p})" for p in at]))
+        e.line(f"{call}(at + {offset}, &map{map}, {full} + 8 * stage{policy}, {given});")
+        return
+    for column in range(0, cols, width):
+        to = offset + column // width * block
         at = [*places[:-1], f"{places[-1]} + {column}" if column else places[-1]]
         given = ", ".join(reversed([f"coordinate({p})" for p in at]))
         e.line(f"{call}(at + {to}, &map{map}, {full} + 8 * stage{policy}, {given});")
@@ -271,10 +384,8 @@ class Consumer(Emitter):
         boxes: whether pieces are stored by the copy engine.
     """
 
-    def __init__(
-        self, function: Function, plan: Plan, ring: Ring, stages: int, boxes: bool
-    ) -> None:
-        super().__init__(function, plan)
+    def __init__(self, function: Function, ring: Ring, stages: int, boxes: bool) -> None:
+        super().__init__(function, make_group_plan(function, ring.groups))
         self._ring = ring
         self._stages = stages
         self._may_box = boxes
@@ -290,7 +401,7 @@ class Consumer(Emitter):
         place = ops.index(loop) + 1
         for op in ops[:place]:
             self.op(op)
-        write_epilogue(self, ops[place:], _sums(loop)[0])
+        write_epilogue(self, ops[place:], sums_of(loop)[0])
 
     def op(self, op: Op) -> None:
         """See `Emitter`."""
@@ -327,19 +438,16 @@ class Consumer(Emitter):
                       f" barrier_arrive(empty + 8 * {held});")  # fmt: skip
             self.line(f"{held} = stage;")
             carry(self, op)
-            _turn_over(self, self._stages)
+            turn_over(self, self._stages)
         self.line("wgmma_wait<0>();")
         self.line(f"if ({held} >= 0 && threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * {held});")
-        for v in _sums(op):
+        for v in sums_of(op):
             self.line(f"wgmma_sums<{self.registers(v)}>({self.names[v]});")
 
     def _product(self, op: Op) -> None:
         """Add to the sums where they are."""
-        if self._ring.swapped:
-            self._swapped_product(op)
-            return
         name = self.names[op.result] = self.names[op.args[2]]
-        a, b = (self._ring.boxes[source_of(side)[0]] for side in op.args[:2])
+        a, b = self._ring.boxes[source_of(op.args[0])[0]], self._ring.right(op)
         groups_m, groups_n = self._ring.groups
         (m, n), k = op.result.shape, op.args[0].shape[1]
         blocks, columns = m // (GROUP_ROWS * groups_m), n // groups_n
@@ -356,29 +464,7 @@ class Consumer(Emitter):
                     right = f"b + {_at(b, step) // 16}"
                     self.line(f"wgmma_n{columns}({to}, {left}, {right}, {ctype}{{}});")
 
-    def _swapped_product(self, op: Op) -> None:
-        """As `_product`, where the rows of the right operand are those of the instruction."""
-        name = self.names[op.result] = self.names[op.args[2]]
-        a, b = (self._ring.boxes[source_of(side)[0]] for side in op.args[:2])
-        ctype = c_type(op.args[0].dtype)
-        with self.braces():
-            self.line(f"const u64 a = descriptor(at + {a.offset});")
-            self.line(f"const u64 b = descriptor(at + {b.offset});")
-            for step in range(0, op.args[0].shape[1], 16):
-                for i in range(-(-b.rows // GROUP_ROWS)):
-                    there = b.rows - i * GROUP_ROWS
-                    some = f"_some_n{a.rows}<{there}>" if there < GROUP_ROWS else f"_n{a.rows}"
-                    to = f"{name} + {i * a.rows // 2}"
-                    left = f"b + {(_at(b, step) + i * GROUP_ROWS * ROW_BYTES) // 16}"
-                    self.line(f"wgmma{some}({to}, {left}, a + {_at(a, step) // 16}, {ctype}{{}});")
-
 
 def _at(box: Box, k: int) -> int:
     """Bytes from the first element of a box to the element k of the same row, unswizzled."""
     return k // COLUMNS * box.rows * ROW_BYTES + k % COLUMNS * 2
-
-
-def _sums(loop: Op) -> list[Value]:
-    """What the loop carries that products add to."""
-    carried = zip(loop.results, loop.regions[0].ops[-1].args, strict=True)
-    return [r for r, v in carried if v.op is not None and v.op.name == "mma"]

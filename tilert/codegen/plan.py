@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tilert.codegen.layout import Layout, blocked, mma_accumulator, wgmma_accumulator, wgmma_swapped
+from tilert.codegen.layout import Layout, blocked, mma_accumulator, wgmma_accumulator
 from tilert.codegen.lower import is_thin, uses
 from tilert.codegen.streaming import streaming_threads
 from tilert.dtypes import bf16, f16
@@ -71,8 +71,8 @@ class Plan:
         pipelined: asynchronous operands of each loop.
         warps: (along m, along n) of each mma.
         groups: warpgroups (along m, along n) where they compute the products, None where warps do.
-        swapped: whether they compute them transposed.
-        sums: layouts of the sums of products where whoever makes the plan says them.
+        sums, lefts: layouts of the sums of products, and of left operands in registers, where
+            whoever makes the plan says them.
         direct: mma operations whose left operand is taken from registers.
         shared_bytes: shared memory of the operands; scratch follows it.
         least_bytes: fewest bytes for which one access moves several elements.
@@ -86,8 +86,8 @@ class Plan:
     pipelined: dict[Op, list[Operand]] = field(default_factory=dict)
     warps: dict[Op, tuple[int, int]] = field(default_factory=dict)
     groups: tuple[int, int] | None = None
-    swapped: bool = False
     sums: dict[Op, Layout] = field(default_factory=dict)
+    lefts: dict[Value, Layout] = field(default_factory=dict)
     direct: set[Op] = field(default_factory=set)
     shared_bytes: int = 0
     least_bytes: int = 8
@@ -100,7 +100,7 @@ class Plan:
             return self.sums[product]
         m, n = product.result.shape
         if self.groups is not None:
-            return wgmma_swapped(m, n) if self.swapped else wgmma_accumulator(m, n, *self.groups)
+            return wgmma_accumulator(m, n, *self.groups)
         return mma_accumulator(m, n, *self.warps[product])
 
 
@@ -126,17 +126,20 @@ def make_plan(function: Function, threads: int) -> Plan:
     return plan
 
 
-def make_group_plan(function: Function, groups: tuple[int, int], swapped: bool = False) -> Plan:
+def make_group_plan(function: Function, groups: tuple[int, int]) -> Plan:
     """Layouts of a function whose products warpgroups compute, from operands placed elsewhere."""
     # Pairs of 16-bit sums lie side by side, and there are many of them.
-    plan = Plan(128 * groups[0] * groups[1], groups=groups, swapped=swapped, least_bytes=4)
+    plan = Plan(128 * groups[0] * groups[1], groups=groups, least_bytes=4)
     _assign_layouts(function, plan)
     return plan
 
 
-def make_share_plan(function: Function, threads: int, sums: dict[Op, Layout]) -> Plan:
-    """Layouts of a function whose products' sums lie as said, of operands placed elsewhere."""
-    plan = Plan(threads, sums=sums, least_bytes=4)
+def make_share_plan(
+    function: Function, threads: int, sums: dict[Op, Layout], lefts: dict[Value, Layout]
+) -> Plan:
+    """Layouts of a function whose products' sums and left operands lie as said, where right ones
+    are placed elsewhere."""
+    plan = Plan(threads, sums=sums, lefts=lefts, least_bytes=4)
     _assign_layouts(function, plan)
     return plan
 
@@ -217,9 +220,9 @@ class _Classes:
 def _assign_layouts(function: Function, plan: Plan) -> None:
     _prefer_rows(function, plan)
     classes = _Classes()
-    unseen = operand_only(function)
+    unseen = operand_only(function) - set(plan.lefts)
     relations: list[tuple[str, Value, Value, int]] = []
-    fixed: list[tuple[Value, Layout]] = []
+    fixed: list[tuple[Value, Layout]] = list(plan.lefts.items())
 
     def tile(v: Value) -> bool:
         return bool(v.shape) and v not in unseen

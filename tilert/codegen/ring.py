@@ -2,24 +2,31 @@
 
 It takes a kernel with one loop over products whose operands are loaded as they are: tiles of 16-bit
 floats of `Ref`s with rows that the copy engine can address, the right one transposed, and sums that
-nothing else in the loop looks at. Whatever comes before and after the loop is up to the kernel. All
-others are compiled as they are for every target.
+nothing else in the loop looks at. Of few rows, the left one may also be made of such a tile, each
+element of its own: it passes through registers. Whatever comes before and after the loop is up to
+the kernel. All others are compiled as they are for every target.
 """
 
 from dataclasses import dataclass, field
 from math import prod
 
+from tilert.codegen.emit import Emitter
 from tilert.codegen.lower import uses
 from tilert.codegen.plan import operand_only, source_of
 from tilert.codegen.unfit import Unfit
-from tilert.dtypes import bf16, f16
+from tilert.dtypes import DType, bf16, f16, f32
 from tilert.ir import Access, Block, Function, Op, Param, Value, walk
+from tilert.ops import ELEMENTWISE
 from tilert.tensor_map import MOST_AXES, MOST_ROWS, ROW_BYTES, TensorMap
 
-__all__ = ["Box", "Ring", "find_ring", "scalars"]
+__all__ = ["Box", "Ring", "find_ring", "scalars", "sums_of", "turn_over", "wanted"]
 
 GROUP = 128
 """Threads of a warpgroup."""
+PERIOD = 8
+"""Rows of the swizzle."""
+WARP, WARPS = 32, 4
+"""Threads of a warp, and warps that share the columns of thin operands."""
 GROUP_ROWS = 64
 """Rows of a product of a warpgroup."""
 MOST_COLUMNS = 256
@@ -27,10 +34,14 @@ MOST_COLUMNS = 256
 MOST_SUMS = 160
 """Sums a thread: the other registers are for whatever follows the products."""
 COLUMNS = ROW_BYTES // 2
-"""Elements of a row of a box."""
-LEAST_READ = 12 << 10
+"""Elements of 16 bits of a row of a box."""
+LEAST_READ = 8 << 10
 """Bytes of right operands a step from which on tiles of few rows are taken: what reads less a step
 is better off with several blocks a multiprocessor."""
+
+
+def _whole(rows: int) -> int:
+    return -(-rows // PERIOD) * PERIOD
 
 
 @dataclass(eq=False)
@@ -39,9 +50,10 @@ class Box:
 
     Attributes:
         load: where the tile comes from.
-        rows, cols: its extents. It lies as columns of `COLUMNS`, one after the other.
+        rows, cols: its extents. It lies as boxes of `width` columns, one after the other.
         map: number of its tensor map.
         offset: of its first byte within a stage of the ring.
+        together: whether one copy brings all boxes.
     """
 
     load: Op
@@ -49,11 +61,34 @@ class Box:
     cols: int
     map: int
     offset: int
+    together: bool
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.load.result.dtype.itemsize
+
+    @property
+    def width(self) -> int:
+        """Columns of a box."""
+        return ROW_BYTES // self.itemsize
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tile."""
-        return self.rows * self.cols * 2
+        return self.rows * self.cols * self.itemsize
+
+    @property
+    def block(self) -> int:
+        """Bytes from one box to the next."""
+        return self.rows * ROW_BYTES if self.together else _whole(self.rows) * ROW_BYTES
+
+    @property
+    def room(self) -> int:
+        """Bytes that the tile takes, up to where the swizzle begins again."""
+        boxes = self.cols // self.width
+        rows = _whole(self.rows * boxes) if self.together else _whole(self.rows) * boxes
+        return rows * ROW_BYTES
 
 
 @dataclass(eq=False)
@@ -61,25 +96,30 @@ class Ring:
     """The schedule of one kernel.
 
     Attributes:
+        function: the kernel.
         loop: the loop over products.
         groups: warpgroups that share a tile of sums, along its rows and its columns.
         rows: of a tile of sums.
-        boxes: operands by the value that they hold.
+        boxes: tiles that are copied, by the value that they hold.
+        lefts: left operands of thin products.
+        read: tiles that threads take into registers.
         maps: what the copy engine reads.
         axes: axes of the grid along rows and columns of the product, where it has both.
     """
 
+    function: Function
     loop: Op
     groups: tuple[int, int]
     rows: int
     boxes: dict[Value, Box] = field(default_factory=dict)
+    lefts: set[Value] = field(default_factory=set)
+    read: set[Value] = field(default_factory=set)
     maps: list[TensorMap] = field(default_factory=list)
     axes: tuple[int, int] | None = None
 
     @property
-    def swapped(self) -> bool:
-        """Whether the rows of the right operand are those of the instruction, which has 64: there
-        are so few of the left one that reading the right one is what takes time."""
+    def thin(self) -> bool:
+        """Whether there are so few rows that reading the right operand is what takes time."""
         return self.rows < GROUP_ROWS
 
     @property
@@ -89,12 +129,6 @@ class Ring:
         return {source_of(op.args[1])[0] for op in products}
 
     @property
-    def read_past(self) -> int:
-        """Bytes behind a box that products read without use: they always take 64 rows."""
-        past = [-box.rows % GROUP_ROWS for v, box in self.boxes.items() if v in self.rights]
-        return max(past, default=0) * ROW_BYTES if self.swapped else 0
-
-    @property
     def consumers(self) -> int:
         """Threads that compute."""
         return GROUP * prod(self.groups)
@@ -102,7 +136,16 @@ class Ring:
     @property
     def stage_bytes(self) -> int:
         """Shared memory of what one step copies."""
+        return sum(box.room for box in self.boxes.values())
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes that one step copies."""
         return sum(box.nbytes for box in self.boxes.values())
+
+    def right(self, product: Op) -> Box:
+        """Where the right operand of a product lies."""
+        return self.boxes[source_of(product.args[1])[0]]
 
 
 def find_ring(function: Function) -> Ring:
@@ -119,23 +162,27 @@ def find_ring(function: Function) -> Ring:
     if groups is None:
         shown = " and ".join("{} x {}".format(*op.result.shape) for op in products)
         raise Unfit(f"warpgroups cannot share sums of {shown} out")
-    ring = Ring(loop, groups, products[0].result.shape[0])
+    ring = Ring(function, loop, groups, products[0].result.shape[0])
     if not _sums_stay(ring, products):
         raise Unfit("the loop does more with the sums than products, or has too many of them")
     taken = operand_only(function)
     for op in products:
         for position, side in enumerate(op.args[:2]):
             value, transposed = source_of(side)
-            fits = transposed == (position == 1) and value in taken
-            if not fits or (value not in ring.boxes and not _add_box(ring, value)):
+            fits = transposed == (position == 1)
+            if position == 0 and ring.thin:
+                fits = fits and _add_left(ring, value)
+            else:
+                boxed = value in ring.boxes or (value in taken and _add_box(ring, value))
+                fits = fits and boxed
+            if not fits:
                 which = "right" if position else "left"
                 raise Unfit(f"the copy engine cannot bring a {which} operand as products want it")
-    if ring.swapped and sum(ring.boxes[v].nbytes for v in ring.rights) < LEAST_READ:
+    if ring.thin and sum(ring.boxes[v].nbytes for v in ring.rights) < LEAST_READ:
         raise Unfit(f"products of {ring.rows} rows read less than {LEAST_READ} bytes a step")
-    wanted = [*loop.args[:3], *(v for box in ring.boxes.values() for v in box.load.args)]
-    if scalars(function, loop, wanted) is None:
+    if scalars(function, loop, wanted(ring)) is None:
         raise Unfit("where an operand lies depends on tiles, branches or what the loop carries")
-    ring.axes = _axes(products[0], function)
+    ring.axes = _axes(ring, products[0])
     return ring
 
 
@@ -161,7 +208,7 @@ def _groups(products: list[Op]) -> tuple[int, int] | None:
         return None
     ((m, n),) = shapes
     if m < GROUP_ROWS:
-        return (1, 1) if m % 8 == 0 and n % 8 == 0 and n <= MOST_COLUMNS else None
+        return (1, 1) if m % 8 == 0 and n <= MOST_COLUMNS else None
     if m % GROUP_ROWS or n % 8:
         return None
     if m % (2 * GROUP_ROWS) == 0:
@@ -196,13 +243,13 @@ def _sums_stay(ring: Ring, products: list[Op]) -> bool:
             found += chain
     m, n = products[0].result.shape
     carried = sum(1 for v in loop.results if v.op is loop and v.shape == (m, n))
-    columns = -(-n // GROUP_ROWS) * GROUP_ROWS if ring.swapped else n
-    sums = carried * m * columns // (GROUP * prod(ring.groups))
+    # Of few rows every warp has all sums.
+    sums = carried * m * n // (WARP if ring.thin else ring.consumers)
     return set(found) == set(products) and sums <= MOST_SUMS
 
 
-def _add_box(ring: Ring, value: Value) -> bool:
-    """Whether the copy engine can bring a tile; if so, its box is added."""
+def _add_box(ring: Ring, value: Value, dtypes: tuple[DType, ...] = (bf16, f16)) -> bool:
+    """Whether the copy engine can bring a tile of one of some types; if so, its box is added."""
     load = value.op
     if load is None or load.name != "load" or load not in ring.loop.regions[0].ops:
         return False
@@ -216,7 +263,7 @@ def _add_box(ring: Ring, value: Value) -> bool:
     kept = [a for a in access if a.kind != "point"]
     if (
         param.kind != "ref"
-        or param.dtype not in (bf16, f16)
+        or param.dtype not in dtypes
         or not param.aligned
         or not strides_fit
         or load.attrs["fill"] != 0
@@ -228,28 +275,62 @@ def _add_box(ring: Ring, value: Value) -> bool:
     ):
         return False
     rows, cols = (a.size for a in kept)
-    # Eight rows are a period of the swizzle, and sums need whole steps of k.
-    if rows % 8 or rows > MOST_ROWS or cols % COLUMNS:
+    # Products of warpgroups take whole periods of the swizzle; sums need whole steps of k.
+    width = ROW_BYTES // param.dtype.itemsize
+    if rows > MOST_ROWS or cols % width or (rows % PERIOD and not ring.thin):
         return False
-    spec = TensorMap(param.position, (*box[:-1], COLUMNS))
+    extent = param.shape[-1]
+    whole = extent is not None and extent % width == 0 and len(access) < MOST_AXES
+    # One copy of all boxes takes the producer as long as one of a single box.
+    beside = cols // width if ring.thin and whole and cols > width else 0
+    spec = TensorMap(param.position, (*box[:-1], width), beside)
     if spec not in ring.maps:
         ring.maps.append(spec)
-    ring.boxes[value] = Box(load, rows, cols, ring.maps.index(spec), ring.stage_bytes)
+    number = ring.maps.index(spec)
+    ring.boxes[value] = Box(load, rows, cols, number, ring.stage_bytes, beside > 0)
     return True
 
 
-def scalars(function: Function, loop: Op, wanted: list[Value]) -> tuple[list[Op], list[Op]] | None:
+def _add_left(ring: Ring, value: Value) -> bool:
+    """Whether a thin left operand is a tile that the copy engine can bring, or made of one; if so,
+    it is noted."""
+    body = ring.loop.regions[0].ops
+    if value.dtype not in (bf16, f16) or value.shape[1] % (WARPS * 16):
+        return False
+    todo, seen = [value], set[Value]()
+    while todo:
+        v = todo.pop()
+        op = v.op
+        if v in seen or op not in body:
+            continue
+        seen.add(v)
+        if op.name == "load" and v.shape == value.shape:
+            if v in ring.boxes or _add_box(ring, v, (bf16, f16, f32)):
+                ring.lefts.add(value)
+                ring.read.add(v)
+                return True
+        elif op.name in ELEMENTWISE:
+            todo += op.args
+    return False
+
+
+def wanted(ring: Ring) -> list[Value]:
+    """What the producer has to know: how many steps there are, and where operands lie."""
+    return [*ring.loop.args[:3], *(v for box in ring.boxes.values() for v in box.load.args)]
+
+
+def scalars(function: Function, loop: Op, needs: list[Value]) -> tuple[list[Op], list[Op]] | None:
     """What whoever only copies computes as well: scalars before the loop, and in each step of it.
 
-    None where a wanted value depends on more: on tiles, on what the loop carries, on a branch or on
-    a `Mut`.
+    None where one that it needs depends on more: on tiles, on what the loop carries, on a branch or
+    on a `Mut`.
     """
     body = loop.regions[0]
     homes: dict[Value, Block] = {}
     for block in (function.body, body):
         homes |= {r: block for op in block.ops for r in op.results}
     needed: set[Op] = set()
-    todo = list(wanted)
+    todo = list(needs)
     while todo:
         v = todo.pop()
         if v is body.args[0]:
@@ -264,13 +345,11 @@ def scalars(function: Function, loop: Op, wanted: list[Value]) -> tuple[list[Op]
     return before, [op for op in body.ops if op in needed]
 
 
-def _axes(product: Op, function: Function) -> tuple[int, int] | None:
+def _axes(ring: Ring, product: Op) -> tuple[int, int] | None:
     """Axes of the grid that number the rows and the columns of a product."""
-    found = []
-    for side in product.args[:2]:
-        load = source_of(side)[0].op
-        if load is None:
-            return None
+    function, found = ring.function, []
+    left = ring.boxes.get(source_of(product.args[0])[0]) or ring.boxes[next(iter(ring.read))]
+    for load in (left.load, ring.right(product).load):
         access: Access = next(a for a in load.attrs["access"] if a.kind != "point")
         op = load.args[access.arg].op if access.kind == "block" else None
         if op is None or op.name != "program":
@@ -279,3 +358,14 @@ def _axes(product: Op, function: Function) -> tuple[int, int] | None:
     rows, columns = found
     others = [i for i, n in enumerate(function.grid) if i not in found and n != 1]
     return (rows, columns) if rows != columns and len(others) <= 1 else None
+
+
+def sums_of(loop: Op) -> list[Value]:
+    """What the loop carries that products add to."""
+    carried = zip(loop.results, loop.regions[0].ops[-1].args, strict=True)
+    return [r for r, v in carried if v.op is not None and v.op.name == "mma"]
+
+
+def turn_over(e: Emitter, stages: int) -> None:
+    """Write the step to the next stage."""
+    e.line(f"if (++stage == {stages}) {{ stage = 0; turn ^= 1; }}")

@@ -11,7 +11,7 @@ then columns of the values, and few rows of queries are its 8 columns.
 from tilert.codegen.attention import set_up
 from tilert.codegen.attention_form import KEYS, Form, Side, scalars
 from tilert.codegen.control import begin_loop, carry, note_bounds
-from tilert.codegen.early import begin
+from tilert.codegen.early import END, START, begin
 from tilert.codegen.emit import Emitter, c_type
 from tilert.codegen.grid import coordinates
 from tilert.codegen.hopper import (
@@ -32,10 +32,8 @@ from tilert.dtypes import f32
 from tilert.ir import Function, Op, Value
 from tilert.tensor_map import ROW_BYTES
 
-__all__ = ["BLOCKS", "RowAttention", "write_rows"]
+__all__ = ["RowAttention", "write_rows"]
 
-BLOCKS = 2
-"""A multiprocessor has at once: what one begins and ends with takes time that the other fills."""
 UNDER_WAY = 96 * 1024
 """Bytes of keys and values that a block has under way: so many blocks have room for that."""
 MOST_STAGES = 8
@@ -50,7 +48,13 @@ class RowAttention:
         lines: the kernel's body.
         threads: of a block.
         shared_bytes: of a block.
+        blocks: a multiprocessor has room for: what one begins and ends with takes time that the
+            other fills.
+        early: parameters that can be read before earlier grids are complete.
     """
+
+    blocks = 2
+    early: tuple[int, ...] = ()
 
     def __init__(self, form: Form, shares: Shares, stages: int) -> None:
         function = form.function
@@ -70,6 +74,7 @@ class RowAttention:
         self.head += [ONCE_TEMPLATES, *(copy_box(rank, True) for rank in ranks)]
         known = "".join(f" map_ahead(&map{i});" for i in range(len(form.maps)))
         self.lines = [
+            *START,
             *set_up(barriers, scratch, stages, form.warps),
             f"  if (threadIdx.x == {plan.threads}) {{{known} }}",
             *begin(function),
@@ -81,6 +86,7 @@ class RowAttention:
             "  } else {",
             *(f"  {line}" for line in self.consumer.head),
             *self.consumer.lines,
+            *("  " + line for line in END),
             "  }",
         ]
 
@@ -97,7 +103,7 @@ def _plan(form: Form, shares: Shares) -> Plan:
         first: mma_swapped(*_extents(first), form.warps),
         second: mma_swapped(*_extents(second), 1),
     }
-    plan = make_share_plan(form.function, LANES * form.warps, sums)
+    plan = make_share_plan(form.function, LANES * form.warps, sums, {})
     queries = first.args[0]
     plan.layouts[queries] = mma_queries(*_extents(first)[:1], queries.shape[1])
     return plan

@@ -1,0 +1,238 @@
+"""The consumers of products of few rows: warps that share the columns of the operands.
+
+Reading the right operand takes the time, so it goes from the ring straight to the tensor cores, as
+the left operand of mma.m16n8k16: 16 of its rows are those of the instruction, and 8 of the few rows
+are its columns. The left operand passes through registers, where it may be computed on the way, and
+no barrier is needed: each warp has columns of its own, and adds up products of these alone. Behind
+the loop the warps' sums are added up.
+
+(With wgmma, an operand that threads compute has to go through shared memory, behind a fence of the
+asynchronous proxy. That takes more than a microsecond as long as copies are under way.)
+"""
+
+from tilert.codegen.control import begin_loop, carry
+from tilert.codegen.emit import Emitter, c_name, c_type
+from tilert.codegen.layout import Factor, mma_swapped, thin_left
+from tilert.codegen.plan import make_share_plan, source_of
+from tilert.codegen.ring import WARPS, Box, Ring, sums_of, turn_over
+from tilert.ir import Access, Function, Op, Param, Value
+from tilert.tensor_map import ROW_BYTES
+
+__all__ = ["THIN_TEMPLATES", "ThinConsumer", "kept_bytes", "kept_loads"]
+
+MOST_KEPT = 16 * 1024
+"""Bytes of vectors that stay in shared memory."""
+PIECE = 8
+"""Elements of 16 bytes."""
+
+THIN_TEMPLATES = r"""
+// Adds up the sums of all warps: those of the first N registers for the first warp, of the next N
+// for the second and so on, as far as there are so many.
+template <int N, int COUNT> DEV void share_sums(float* mine, const float* sums, float* room) {
+  const int threads = 128, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) room[i * threads + threadIdx.x] = sums[i];
+  meet(threads);
+  if (warp * N < COUNT) {
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      for (int from = threadIdx.x % 32; from < threads; from += 32)
+        mine[i] += room[(warp * N + i) * threads + from];
+  }
+  meet(threads); }
+"""
+
+
+class ThinConsumer(Emitter):
+    """Writes the kernel for the threads that compute: they meet without the producer.
+
+    Attributes:
+        kept: loads of the loop whose vectors lie in shared memory, and where.
+        boxes: whether pieces are stored by the copy engine.
+    """
+
+    boxes = False
+
+    def __init__(self, function: Function, ring: Ring, stages: int) -> None:
+        products = [op for op in ring.loop.regions[0].ops if op.name == "mma"]
+        sums = {op: mma_swapped(op.result.shape[0], op.result.shape[1], WARPS) for op in products}
+        lefts = {v: thin_left(v.shape[0], v.shape[1], WARPS) for v in ring.lefts}
+        super().__init__(function, make_share_plan(function, ring.consumers, sums, lefts))
+        self._ring = ring
+        self._stages = stages
+        self.kept = kept_loads(ring)
+        self._sums_at: dict[Value, str] = {}
+
+    def line(self, text: str) -> None:
+        """See `Emitter`."""
+        super().line(text.replace("__syncthreads()", f"meet({self.plan.threads})"))
+
+    def program_body(self) -> None:
+        """The whole kernel, once for each piece."""
+        self.block(self.function.body)
+
+    def op(self, op: Op) -> None:
+        """See `Emitter`."""
+        if op is self._ring.loop:
+            self._loop(op)
+        elif op.name == "mma":
+            self._product(op)
+        elif op in self.kept:
+            self._read_kept(op)
+        elif op.name != "load" or op.result not in self._ring.boxes:
+            super().op(op)
+        elif op.result in self._ring.read:
+            self._read(op.result)
+
+    def keep(self) -> None:
+        """Bring vectors that are the same for all pieces to shared memory, before the first one."""
+        for op, offset in self.kept.items():
+            param: Param = op.attrs["param"]
+            (extent,) = param.shape
+            step, count = PIECE * self.plan.threads, _length(self._ring, op)
+            with self.braces(f"for (int i = threadIdx.x * {PIECE}; i < {count}; i += {step})"):
+                inside = f"i < {extent} ? load16({c_name(param)} + i) : vec16{{}}"
+                self.line(f"*(vec16*)(kept + {offset} + i * 2) = {inside};")
+        if self.kept:
+            self.line("__syncthreads();")
+
+    def _read_kept(self, op: Op) -> None:
+        """A step's part of a vector that was kept."""
+        layout, name = self.layout(op.result), self.declare(op.result)
+        counter, ctype = self.names[op.args[0]], c_type(op.result.dtype)
+        pairs = layout.axes[0][0] == Factor("r", 2, 1)
+        self.line("#pragma unroll")
+        with self.braces(f"for (int r = 0; r < {layout.registers}; r += {1 + pairs})"):
+            at = f"{counter} * {layout.shape[0]} + {self.index(layout, 0, 'r')}"
+            vector = f"((const {ctype}*)(kept + {self.kept[op]}) + {at})"
+            if pairs:
+                self.line(f"union {{ u32 v; {ctype} e[2]; }} u;")
+                self.line(f"u.v = *(const u32*){vector};")
+                self.line(f"{name}[r] = u.e[0]; {name}[r + 1] = u.e[1];")
+            else:
+                self.line(f"{name}[r] = *{vector};")
+
+    def _read(self, tile: Value) -> None:
+        """A tile that was copied, to registers, pair by pair."""
+        layout, name = self.layout(tile), self.declare(tile)
+        box, ctype = self._ring.boxes[tile], c_type(tile.dtype)
+        self.line("#pragma unroll")
+        with self.braces(f"for (int r = 0; r < {layout.registers}; r += 2)"):
+            row, column = (self.index(layout, axis, "r") for axis in (0, 1))
+            self.line(f"const int row = {row}, column = {column};")
+            at = f"smem + stage * {self._ring.stage_bytes} + {_place(box)}"
+            word = "u32" if box.itemsize == 2 else "vec8"
+            self.line(f"union {{ {word} v; {ctype} e[2]; }} u;")
+            self.line(f"u.v = *(const {word}*)({at});")
+            self.line(f"{name}[r] = u.e[0]; {name}[r + 1] = u.e[1];")
+
+    def _loop(self, op: Op) -> None:
+        body = op.regions[0]
+        _, head = begin_loop(self, op)
+        partial: dict[Value, str] = {}
+        for v in sums_of(op):
+            name = partial[v] = self.fresh("sums")
+            self.line(f"float {name}[{_sums(v)}] = {{}};")
+            # What products add to, in the order of the loop's values.
+            self._sums_at[body.args[1 + op.results.index(v)]] = name
+        self.line("#pragma unroll 1")
+        with self.braces(head):
+            self.line("barrier_wait(full + 8 * stage, turn);")
+            self.line(f"const u32 at = ring + stage * {self._ring.stage_bytes};")
+            self.block(body)
+            # What a warp has taken from the stage is in its registers.
+            self.line("barrier_arrive_warp(empty + 8 * stage);")
+            carry(self, op)
+            turn_over(self, self._stages)
+        for v, name in partial.items():
+            block = v.shape[0] // 2
+            for turn, first in enumerate(range(0, _sums(v), block * WARPS)):
+                count = min(block * WARPS, _sums(v) - first)
+                room = self.scratch(4 * count * self.plan.threads)
+                to = f"{self.names[v]} + {turn * block}"
+                self.line(f"share_sums<{block}, {count}>({to}, {name} + {first}, (float*){room});")
+
+    def _product(self, op: Op) -> None:
+        """Add to the sums where they are."""
+        ring = self._ring
+        name = self._sums_at[op.result] = self._sums_at[op.args[2]]
+        self.names[op.result] = self.names[op.args[2]]
+        left, ctype = source_of(op.args[0])[0], c_type(op.args[0].dtype)
+        box = ring.right(op)
+        (m, n), k = op.result.shape, left.shape[1]
+        own, blocks, tokens = k // WARPS, -(-n // 16), m // 8
+        with self.braces():
+            self.line("const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;")
+            self.line("#pragma unroll")
+            with self.braces(f"for (int k = 0; k < {own}; k += 16)"):
+                self.line(f"const int column = warp * {own} + k + lane / 16 * 8;")
+                self.line("#pragma unroll")
+                with self.braces(f"for (int i = 0; i < {blocks}; ++i)"):
+                    self.line(f"const int row = min(i * 16 + lane % 16, {n - 1});")
+                    self.line("u32 weights[4];")
+                    self.line(f"ldmatrix4(weights, at + {_place(box)});")
+                    self.line("#pragma unroll")
+                    with self.braces(f"for (int j = 0; j < {tokens}; ++j)"):
+                        x = f"{self.names[left]}[j * {own // 4} + k / 4"
+                        pairs = ", ".join(f"pack({x} + {e}], {x} + {e + 1}])" for e in (0, 2))
+                        to = f"&{name}[(i * {tokens} + j) * 4]"
+                        self.line(f"mma_step({to}, weights, {pairs}, {ctype}{{}});")
+
+
+def _sums(v: Value) -> int:
+    """A warp's sums of a tile, each thread's."""
+    return -(-v.shape[1] // 16) * v.shape[0] // 2
+
+
+def _place(box: Box) -> str:
+    """C++ of the bytes from a stage's beginning to an element of a box at `row` and `column`."""
+    row = f"column / {box.width} * {box.block} + row * {ROW_BYTES}"
+    return f"{box.offset} + swizzled({row} + column % {box.width} * {box.itemsize})"
+
+
+def kept_loads(ring: Ring) -> dict[Op, int]:
+    """Loads of the loop whose vectors can stay in shared memory, and where: of blocks that the step
+    alone numbers."""
+    loop = ring.loop
+    lo, hi, by = (_constant(a) for a in loop.args[:3])
+    found: dict[Op, int] = {}
+    if not ring.thin or lo != 0 or hi is None or by != 1:
+        return found
+    offset = 0
+    for op in loop.regions[0].ops:
+        if op.name != "load" or op.args != [loop.regions[0].args[0]]:
+            continue
+        param: Param = op.attrs["param"]
+        access: tuple[Access, ...] = op.attrs["access"]
+        fits = (
+            param.kind == "ref"
+            and param.aligned
+            and param.dtype.itemsize == 2
+            and len(access) == 1
+            and access[0].kind == "block"
+            and param.strides == (1,)
+            and param.shape[0] is not None
+            and param.shape[0] % PIECE == 0
+            and op.result.shape[0] % PIECE == 0
+            and op.attrs["fill"] == 0
+        )
+        nbytes = 2 * hi * access[0].size if fits else 0
+        if fits and offset + nbytes <= MOST_KEPT:
+            found[op] = offset
+            offset += nbytes
+    return found
+
+
+def _length(ring: Ring, op: Op) -> int:
+    """Elements of a vector that is kept, with what fills the last step."""
+    hi = _constant(ring.loop.args[1])
+    return (hi or 0) * op.result.shape[0]
+
+
+def kept_bytes(ring: Ring) -> int:
+    """What they take."""
+    return sum(2 * _length(ring, op) for op in kept_loads(ring))
+
+
+def _constant(v: Value) -> int | None:
+    return v.op.attrs["value"] if v.op is not None and v.op.name == "const" else None
