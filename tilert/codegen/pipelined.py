@@ -88,7 +88,7 @@ class Pipelined:
     ) -> None:
         self._function, self._ring, self._stages = function, ring, stages
         # A warpgroup is what gives registers away; where there is nothing to give, a warp will do.
-        self.threads = ring.consumers + (WARP if ring.consumers == GROUP else GROUP)
+        self.threads = ring.consumers + (WARP if ring.thin else GROUP)
         self.blocks = _blocks(ring)
         read = [spec.param for spec in ring.maps]
         kept = [op.attrs["param"].position for op in kept_loads(ring)]
