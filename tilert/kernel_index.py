@@ -82,11 +82,13 @@ def _package() -> str:
 
 
 def _source(saved: dict[str, Any]) -> "CudaSource":
-    values = {name: _tuples(value) for name, value in saved.items()}
-    values["maps"] = tuple(TensorMap(one["param"], _tuples(one["box"])) for one in saved["maps"])
+    values = _tuples(saved)
+    values["maps"] = tuple(TensorMap(**one) for one in values["maps"])
     return cast("CudaSource", SimpleNamespace(**values))
 
 
 def _tuples(value: Any) -> Any:
-    """Lists as the tuples that they were."""
+    """Lists as the tuples that they were, also within."""
+    if isinstance(value, dict):
+        return {name: _tuples(one) for name, one in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -21,7 +21,7 @@ from tilert import bf16, f32
 MakeFolder = Callable[..., Path]
 
 
-@pytest.fixture(params=["cpu", "cuda"])
+@pytest.fixture(params=["cpu", "cuda", pytest.param("gpu", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The cpu, and a GPU whose driver is made up and completes work late."""
     if request.param == "cpu":
@@ -29,7 +29,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
     # Tensors of tests are small: here they take several pinned buffers each.
     monkeypatch.setattr("tilert.cuda_device._SMALL", 100)
     monkeypatch.setattr("tilert.staging._CHUNK", 1 << 10)
-    return fake_cuda(monkeypatch, 1)
+    return tilert.device("cuda") if request.param == "gpu" else fake_cuda(monkeypatch, 1)
 
 
 def loaded(parameters: Parameters) -> dict[str, Any]:

@@ -9,12 +9,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tilert
-from tilert import CompileError, KernelError, disk_cache, f32, kernel_index
+from models.kernels import linear
+from scripts.check_kernels import Walk, serve
+from tilert import CompileError, KernelError, bf16, disk_cache, f32, kernel_index
 from tilert.codegen import generate
-from tilert.device import Launcher
+from tilert.device import Launcher, open_device
 from tilert.ir import Function
 from tilert.kernel import DeferredFunction
 from tilert.rehearsal import Rehearsal
@@ -188,6 +191,66 @@ def test_an_error_of_a_trace_comes_where_the_kernel_is_launched(
     kernel = load(SOURCE.replace("x.tile_like(y)", "x")).scale
     with pytest.raises(KernelError, match="x"):
         run(Keeping(), kernel)
+
+
+def test_what_is_found_of_serving_kernels_is_all_that_was_generated() -> None:
+    """Of every schedule, with tensor maps of every form."""
+    for arch in ("sm_80", "sm_90a"):
+        first, second = Keeping(arch), Keeping(arch)
+        for device in (first, second):
+            serve(device, "qwen3-4b", Walk(batches=(1, 32), prompts=(5, 1000), several=()))
+        assert set(first.made) == {"new"} and len(first.made) > 30
+        # One device opens kernels in the order of another.
+        assert second.made == ["known"] * len(first.made)
+        for found, made in zip(second.sources, first.sources, strict=True):
+            assert vars(found) == vars(made) | {"text": ""}
+        maps = [len(source.maps) for source in first.sources]
+        assert any(maps) == (arch == "sm_90a")
+
+
+@pytest.mark.gpu
+def test_a_gpu_runs_what_an_earlier_process_has_made(
+    load: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A streaming kernel; and a pipelined one, whose launches make tensor maps, rehearsed."""
+    known: list[bool] = []
+    find = kernel_index.find
+
+    def noted(function: Function, arch: str) -> Any:
+        found = find(function, arch)
+        known.append(found is not None)
+        return found
+
+    monkeypatch.setattr(kernel_index, "find", noted)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4, 64)).astype(np.float32)
+    a, b = (rng.integers(-4, 5, (256, 256)).astype(bf16.numpy) for _ in range(2))
+
+    def results(device: tilert.Device, scale: Any) -> tuple[Any, Any]:
+        y, c = tilert.empty((4, 64), f32, device), tilert.empty((256, 256), f32, device)
+        of = [tilert.from_numpy(array, device) for array in (x, a, b)]
+        scale(y.partition(1, 64), of[0], 1.0).run()
+        linear(c.partition(128, 64), *of[1:], bk=64).run()
+        return y.numpy(), c.numpy()
+
+    wanted = np.exp(2 * x) + 1, a.astype(np.float32) @ b.astype(np.float32).T
+    for times in range(2):
+        device = open_device("cuda:0")
+        for got, want in zip(results(device, load().scale), wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4)
+        assert known == [bool(times)] * 2
+        known.clear()
+    device, scale = open_device("cuda:0"), load().scale
+    rehearsal = Rehearsal(device)
+    y, c = tilert.empty((4, 64), f32, rehearsal), tilert.empty((256, 256), f32, rehearsal)
+    p, q = (tilert.empty((256, 256), bf16, rehearsal) for _ in range(2))
+    scale(y.partition(1, 64), tilert.empty((4, 64), f32, rehearsal), 1.0).run()
+    linear(c.partition(128, 64), p, q, bk=64).run()
+    rehearsal.finish()
+    assert rehearsal.made == 2 and known == [True] * 2
+    for got, want in zip(results(device, scale), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4)
+    assert known == [True] * 2
 
 
 # -- several at a time ---------------------------------------------------------------------------
