@@ -14,7 +14,9 @@ class Scratch:
     Attributes:
         x: f32 [size, H], the residual stream: many small updates are added to it, whose rounding in
             a narrow dtype would be most of the error of the logits. normed: [size, H].
-        qkv: [size, (Hq + 2 Hkv) D]. q: [size, Hq, D]. attended: [size, Hq D].
+        qkv: [size, (Hq + 2 Hkv) D]. q: [size, Hq, D]. attended: [size, Hq D]. For decodes of one or
+            two sequences, whose products are no work for tensor cores, qkv and attended are f32:
+            there it costs nothing.
         hidden: [size, F].
         shares: f32 [n], partial sums of products in shares; None where there are none.
         splits: f32 [size, S, Hq, D], [size, S, Hq] and [size, S, Hq] of split decode attention
@@ -40,6 +42,12 @@ class Scratch:
         widest = max(config.hidden_size, queries + 2 * keys)
         shares = min(tiling(device.kind).share_elements, 16 * size * widest)
         self.shares = empty(shares, dtype=f32) if shares else None
+        few, tiles = 0, tiling(device.kind)
+        while decode and few < size and tiles.fuses_norm(few + 1, 0, dtype):
+            few += 1
+        if few:
+            arrays["wide_qkv"] = empty(few, queries + 2 * keys, dtype=f32)
+            arrays["wide_attended"] = empty(few, queries, dtype=f32)
         # The most splits any batch up to this size takes: smaller batches split more.
         splits = tiling(device.kind).decode_attention(1, config.num_kv_heads).splits
         if decode and splits > 1:
@@ -54,9 +62,11 @@ class Scratch:
         self.size = arrays["x"].shape[0]
         self.x = arrays["x"]
         self.normed = arrays["normed"]
-        self.qkv = arrays["qkv"]
+        few = arrays["wide_qkv"].shape[0] if "wide_qkv" in arrays else 0
+        wide = "wide_" if self.size <= few else ""
+        self.qkv = arrays[wide + "qkv"]
         self.q = arrays["q"]
-        self.attended = arrays["attended"]
+        self.attended = arrays[wide + "attended"]
         self.hidden = arrays["hidden"]
         names = ("acc", "best", "total")
         self.splits = tuple(arrays[name] for name in names) if "acc" in arrays else None
@@ -65,5 +75,5 @@ class Scratch:
         """The memory of the first `size` tokens."""
         scratch = object.__new__(Scratch)
         scratch.shares = self.shares
-        scratch._bind({name: array[:size] for name, array in self._arrays.items()})
+        scratch._bind({name: a[: min(size, a.shape[0])] for name, a in self._arrays.items()})
         return scratch

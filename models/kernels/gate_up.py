@@ -38,8 +38,13 @@ def norm_gate_up_silu(
     for k in tiles(x, axis=1, size=bk):
         v = x[m, k].to(f32)
         squares = squares + sum(v * v, axis=1)
-        scaled = (v * gain[k][None, :].to(f32)).to(w.dtype)
-        gate = mma(scaled, w[0, n, k].T, gate)
-        up = mma(scaled, w[1, n, k].T, up)
+        scaled = v * gain[k][None, :].to(f32)
+        if y.shape[0] > 2:
+            rounded = scaled.to(w.dtype)
+            gate = mma(rounded, w[0, n, k].T, gate)
+            up = mma(rounded, w[1, n, k].T, up)
+        else:
+            gate = mma(scaled, w[0, n, k].to(f32).T, gate)
+            up = mma(scaled, w[1, n, k].to(f32).T, up)
     scale = rsqrt(squares / x.shape[1] + eps)[:, None]
     y.store(silu(gate * scale) * (up * scale))

@@ -13,11 +13,14 @@ __all__ = ["add_shares", "linear", "linear_residual", "linear_shares", "norm_lin
 
 @tilert.inline
 def product(y: Any, x: Any, w: Any, bk: Any) -> Any:
-    """The f32 tile of x @ w.T where y's piece is."""
+    """The f32 tile of x @ w.T where y's piece is; of f32 where x is wider than w."""
     m, n = y.index
     acc = zeros(y.shape, f32)
     for k in tiles(x, axis=1, size=bk):
-        acc = mma(x[m, k], w[n, k].T, acc)
+        if x.dtype == w.dtype:
+            acc = mma(x[m, k], w[n, k].T, acc)
+        else:
+            acc = mma(x[m, k].to(f32), w[n, k].to(f32).T, acc)
     return acc
 
 
@@ -74,7 +77,9 @@ def norm_linear(
     """y = RMSNorm(x) @ w.T, with the norm's scale applied to the sum.
 
     The scale is one number a row, so it commutes with the product: the sum of squares is taken
-    along with the product, and x is read once. Shapes as in `linear`; gain: [K].
+    along with the product, and x is read once. Pieces of one or two rows round nothing before the
+    sum, which costs nothing there; more are products of tensor cores, of w's dtype. Shapes as in
+    `linear`; gain: [K].
     """
     m, n = y.index
     acc = zeros(y.shape, f32)
@@ -82,6 +87,10 @@ def norm_linear(
     for k in tiles(x, axis=1, size=bk):
         v = x[m, k].to(f32)
         squares = squares + sum(v * v, axis=1)
-        acc = mma((v * gain[k][None, :].to(f32)).to(w.dtype), w[n, k].T, acc)
+        scaled = v * gain[k][None, :].to(f32)
+        if y.shape[0] > 2:
+            acc = mma(scaled.to(w.dtype), w[n, k].T, acc)
+        else:
+            acc = mma(scaled, w[n, k].to(f32).T, acc)
     scale = rsqrt(squares / x.shape[1] + eps)
     y.store(acc * scale[:, None])

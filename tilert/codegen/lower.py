@@ -120,8 +120,9 @@ def lower_thin_mma(function: Function, threads: int) -> None:
                 continue
             m, k = op.args[0].shape
             n = w.shape[0]
-            if w.op is not None and w.op.name == "load":
-                w.op.attrs["stream"] = True
+            load = w.op.args[0].op if w.op is not None and w.op.name == "cast" else w.op
+            if load is not None and load.name == "load":
+                load.attrs["stream"] = True
             r = _Rewriter()
             shape = (m, n, k)
             a3 = r.spread(op.args[0], (m, 1, k), shape)
