@@ -268,6 +268,18 @@ class Engine:
             **asdict(counters),
         }
 
+    def settle(self, timeout: float = 60.0) -> bool:
+        """Wait until what is recorded in quiet times is, so that no request waits for a recording.
+
+        Returns whether that was so within `timeout` seconds; false as well where the engine ends.
+        """
+        deadline = time.monotonic() + timeout
+        while self._loop.runner.left_to_record:
+            if not self.alive or time.monotonic() > deadline:
+                return False
+            time.sleep(_QUIET_SECONDS)
+        return self.alive
+
     def close(self, timeout: float | None = None) -> bool:
         """Stop after the step under way; requests not finished end with `EngineClosed`.
 

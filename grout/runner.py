@@ -202,7 +202,10 @@ class Runner:
         One that is needed before its turn is recorded then, as are all after a failure.
         """
         if self._ahead:
-            self._ahead.pop()()
+            try:
+                self._ahead[-1]()
+            finally:
+                self._ahead.pop()
 
     def recover(self) -> None:
         """After a failed step: wait for the device and start over with fresh batches and graphs.

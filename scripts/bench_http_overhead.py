@@ -126,6 +126,10 @@ class MadeUpEngine:
         """Counts as of now."""
         return {"running": len(self._running), "waiting": 0, "pages_free": 1, "pages_total": 1}
 
+    def settle(self, timeout: float = 60.0) -> bool:
+        """Nothing to wait for."""
+        return True
+
     def close(self, timeout: float | None = None) -> bool:
         """Nothing to close: the thread ends with the process."""
         return True

@@ -100,6 +100,9 @@ class ServingEngine(Protocol):
 
 
 class ClosableEngine(ServingEngine, Protocol):
-    """An engine whose owner closes it; False if a step under way has not ended in `timeout` s."""
+    """An engine whose owner waits for what it does when it starts (`settle`), and closes it: False
+    if that, or the step under way, has not ended in `timeout` seconds."""
+
+    def settle(self, timeout: float = 60.0) -> bool: ...
 
     def close(self, timeout: float | None = None) -> bool: ...

@@ -35,6 +35,8 @@ def serve(options: argparse.Namespace) -> int:
     with _signals_interrupt(), bind(options.host, options.port) as listener:
         engine = open_engine(options)
         try:
+            # What a script need not wait for, a request of somebody else's should not meet.
+            engine.settle()
             ready = _ready_text(engine, settings, options, listener.getsockname()[1])
             HttpServer(
                 engine,

@@ -32,8 +32,8 @@ _THREADS = 4
 class _Slot:
     """One pinned buffer and the event after its last copy."""
 
-    def __init__(self, device: "CudaDevice") -> None:
-        self.block = device.pinned_block(_CHUNK)
+    def __init__(self, device: "CudaDevice", nbytes: int) -> None:
+        self.block = device.pinned_block(nbytes)
         self.host = self.block.host
         self.event = driver.create_event(timing=False)
 
@@ -46,6 +46,8 @@ class Staging:
 
     def __init__(self, device: "CudaDevice") -> None:
         self._device = device
+        # Of all buffers alike, whatever becomes of the module's number.
+        self._chunk = _CHUNK
         self._lock = threading.Lock()
         # Buffers that nobody has, the one that was used last at the end.
         self._slots: SimpleQueue[_Slot] = SimpleQueue()
@@ -59,8 +61,8 @@ class Staging:
         """Copy host bytes to a contiguous array; `data` has been read when this returns."""
         address = target.address
         with self._lock, self._device.transfer((target.storage, target.region, True)):
-            for start in range(0, data.size, _CHUNK):
-                part = data[start : start + _CHUNK]
+            for start in range(0, data.size, self._chunk):
+                part = data[start : start + self._chunk]
                 with self._slot() as slot:
                     self._copy(slot.host[: part.size], part)
                     self._enqueue(slot, address + start, part.size)
@@ -69,8 +71,8 @@ class Staging:
         """Copy what `read` puts into buffers to a contiguous array; see `tilert.fill_from`."""
         address, nbytes = target.address, target.nbytes
         with self._device.transfer((target.storage, target.region, True)):
-            for start in range(0, nbytes, _CHUNK):
-                size = min(_CHUNK, nbytes - start)
+            for start in range(0, nbytes, self._chunk):
+                size = min(self._chunk, nbytes - start)
                 with self._slot() as slot:
                     read(start, slot.host[:size])
                     self._enqueue(slot, address + start, size)
@@ -81,8 +83,8 @@ class Staging:
         with self._lock, self._device.transfer((source.storage, source.region, False)):
             pending: list[tuple[_Slot, Bytes]] = []
             try:
-                for start in range(0, data.size, _CHUNK):
-                    part = data[start : start + _CHUNK]
+                for start in range(0, data.size, self._chunk):
+                    part = data[start : start + self._chunk]
                     if len(pending) == _BUFFERS:
                         self._drain(*pending.pop(0))
                     slot = self._take()
@@ -111,7 +113,7 @@ class Staging:
         for most in (_BUFFERS, _MOST_BUFFERS):
             with self._making:
                 if self._made < most:
-                    slot = _Slot(self._device)
+                    slot = _Slot(self._device, self._chunk)
                     self._made += 1
                     return slot
             with contextlib.suppress(Empty):

@@ -173,6 +173,29 @@ def test_prefills_are_recorded_while_there_is_nothing_to_do() -> None:
 
 
 @pytest.mark.usefixtures("fake_device")
+def test_an_engine_settles() -> None:
+    """Before that a server takes no requests, which would have to wait for a recording."""
+    made = make_engine(max_model_len=40)
+    recorded: list[int] = []
+    may = threading.Event()
+
+    def record(count: int) -> None:
+        assert may.wait(60)
+        recorded.append(count)
+
+    model_of(made).prepare = lambda count: lambda: record(count)
+    made.runner.warm_up((30, 20, 10), ())
+    with made.start():
+        assert not made.settle(timeout=0.1)
+        may.set()
+        assert made.settle()
+        # The shortest is always there; the last one is complete, too.
+        assert recorded == [20, 20, 30, 30]
+        assert made.settle()
+    assert not made.settle()
+
+
+@pytest.mark.usefixtures("fake_device")
 @pytest.mark.parametrize(
     ("engine", "lengths", "runs"),
     [

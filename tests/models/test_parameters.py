@@ -26,10 +26,12 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
     """The cpu, and a GPU whose driver is made up and completes work late."""
     if request.param == "cpu":
         return tilert.device("cpu")
+    if request.param == "gpu":
+        return tilert.device("cuda")
     # Tensors of tests are small: here they take several pinned buffers each.
     monkeypatch.setattr("tilert.cuda_device._SMALL", 100)
     monkeypatch.setattr("tilert.staging._CHUNK", 1 << 10)
-    return tilert.device("cuda") if request.param == "gpu" else fake_cuda(monkeypatch, 1)
+    return fake_cuda(monkeypatch, 1)
 
 
 def loaded(parameters: Parameters) -> dict[str, Any]:

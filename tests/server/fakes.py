@@ -174,6 +174,10 @@ class FakeEngine:
         if self.closed:
             raise EngineClosed("the engine was closed")
 
+    def settle(self, timeout: float = 60.0) -> bool:
+        """There is nothing to wait for."""
+        return True
+
     def close(self, timeout: float | None = None) -> bool:
         """End what runs with `EngineClosed`; for any thread."""
         self.closed = True

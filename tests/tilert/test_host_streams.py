@@ -419,6 +419,19 @@ def test_a_copy_between_gpus_is_no_part_of_a_capture(monkeypatch: pytest.MonkeyP
     assert (a.numpy() == 5).all()
 
 
+@pytest.mark.parametrize("later", [1 << 14, 1 << 20])
+def test_buffers_keep_their_size(monkeypatch: pytest.MonkeyPatch, later: int) -> None:
+    """A device's copies fit its buffers, however large those of the next device are."""
+    monkeypatch.setattr("tilert.staging._CHUNK", 1 << 16)
+    dev = make_device("fake cuda", monkeypatch)
+    given = np.arange(1 << 17, dtype=np.float32)
+    a = tilert.from_numpy(given, dev)
+    monkeypatch.setattr("tilert.staging._CHUNK", later)
+    b = tilert.from_numpy(-given, dev)
+    np.testing.assert_array_equal(a.numpy(), given)
+    np.testing.assert_array_equal(b.numpy(), -given)
+
+
 def test_large_copies_on_the_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilert.staging._CHUNK", 1 << 16)
     dev = make_device("fake cuda", monkeypatch)
