@@ -6,8 +6,8 @@ are its columns. The left operand passes through registers, where it may be comp
 no barrier is needed: each warp has columns of its own, and adds up products of these alone. Behind
 the loop the warps' sums are added up.
 
-(With wgmma, an operand that threads compute has to go through shared memory, behind a fence of the
-asynchronous proxy. That takes more than a microsecond as long as copies are under way.)
+(With wgmma, an operand that threads compute would have to go through shared memory, behind a fence
+of the asynchronous proxy and a barrier, in every step.)
 """
 
 from tilert.codegen.control import begin_loop, carry
