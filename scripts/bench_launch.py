@@ -141,9 +141,10 @@ class Raw:
         function = self._call(cu.cuModuleGetFunction(module, kernel.entry.encode()))
         flags = int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self.stream = self._call(cu.cuStreamCreate(flags))
-        self._values = (ctypes.c_uint64 * 2)(counter.array.address, counter.one.address)
+        # The last argument: it does nothing before it has waited for earlier kernels.
+        self._values = (ctypes.c_uint64 * 3)(counter.array.address, counter.one.address, 0)
         base = ctypes.addressof(self._values)
-        self._pointers = (ctypes.c_void_p * 2)(base, base + 8)
+        self._pointers = (ctypes.c_void_p * 3)(base, base + 8, base + 16)
         self._arguments = (
             function, SIZE // TILE, 1, 1, kernel.threads, 1, 1, kernel.shared_bytes, self.stream,
             ctypes.addressof(self._pointers), 0,

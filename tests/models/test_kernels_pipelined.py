@@ -9,7 +9,7 @@ from models import kernels
 from models.tiling import HopperTiling, ProductTiles
 from tests.models.kernel_support import close, draw, poisoned
 from tests.tilert.emulator import EmulatedDevice, compiler
-from tilert import bf16, f32
+from tilert import bf16, f16, f32
 from tilert.target_device import TargetDevice
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler here")
@@ -91,51 +91,65 @@ def test_gate_up_silu_of_few_rows(gpu: EmulatedDevice) -> None:
     close(y, gate / (1 + np.exp(-gate)) * (x64 @ w64[1].T))
 
 
-# Outputs and inputs of Qwen3-4B and 32B, and tiles that were quickest at 16 tokens, or nearly so.
+# Outputs and inputs of Qwen3-4B and 32B, columns that give every multiprocessor a tile, and depths
+# for up to 8 and up to 16 tokens.
 THIN = [
-    (6144, 2560, (48, 128)),
-    (2560, 4096, (24, 256)),
-    (2560, 9728, (24, 256)),
-    (151936, 2560, (192, 64)),
-    (10240, 5120, (80, 128)),
-    (5120, 8192, (40, 256)),
-    (5120, 25600, (40, 256)),
+    (6144, 2560, 47, (128, 128)),
+    (2560, 4096, 20, (512, 256)),
+    (2560, 9728, 20, (512, 256)),
+    (151936, 2560, 192, (64, 64)),
+    (10240, 5120, 78, (128, 128)),
+    (5120, 8192, 39, (256, 256)),
+    (5120, 25600, 39, (256, 256)),
 ]
-THIN_GATE_UP = [(9728, 2560, (80, 64)), (25600, 5120, (200, 64))]
+THIN_GATE_UP = [(9728, 2560, 74, (64, 64)), (25600, 5120, 97, (64, 64))]
 
 
-@pytest.mark.parametrize(("outputs", "inputs", "tile"), THIN)
-def test_tiles_of_few_tokens(outputs: int, inputs: int, tile: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("outputs", "inputs", "columns", "depths"), THIN)
+def test_tiles_of_few_tokens(
+    outputs: int, inputs: int, columns: int, depths: tuple[int, int]
+) -> None:
     tiling = HopperTiling()
-    for tokens in (3, 5, 16):
-        assert tiling.product(tokens, outputs, inputs) == ProductTiles(16, *tile)
+    for tokens, rows, depth in ((3, 8, depths[0]), (8, 8, depths[0]), (9, 16, depths[1])):
+        assert tiling.product(tokens, outputs, inputs) == ProductTiles(rows, columns, depth)
+        assert tiling.fuses_norm(tokens, outputs * inputs, bf16)
+        assert not tiling.fuses_norm(tokens, outputs * inputs, f16)
+        device = TargetDevice("sm_90a")
+        y, normed = (tilert.empty((tokens, outputs), bf16, device) for _ in range(2))
+        x, w = (tilert.empty((n, inputs), bf16, device) for n in (tokens, outputs))
+        kernels.linear_residual(y.partition(rows, columns), x, w, bk=depth)
+        wide, gain = (tilert.empty(s, d, device) for s, d in (((tokens, inputs), f32),
+                                                              ((inputs,), bf16)))  # fmt: skip
+        out = normed.partition(rows, columns)
+        kernels.norm_linear(out, wide, gain, w, eps=1e-6, bk=depth)
+        check_thin(device, rows)
     assert tiling.product(17, outputs, inputs).rows == 64
     assert tiling.product(2, outputs, inputs).rows <= 2
-    device = TargetDevice("sm_90a")
-    y = tilert.empty((16, outputs), bf16, device)
-    x, w = (tilert.empty((rows, inputs), bf16, device) for rows in (16, outputs))
-    kernels.linear_residual(y.partition(16, tile[0]), x, w, bk=tile[1])
-    check_thin(device)
 
 
-@pytest.mark.parametrize(("outputs", "inputs", "tile"), THIN_GATE_UP)
-def test_gate_up_tiles_of_few_tokens(outputs: int, inputs: int, tile: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("outputs", "inputs", "columns", "depths"), THIN_GATE_UP)
+def test_gate_up_tiles_of_few_tokens(
+    outputs: int, inputs: int, columns: int, depths: tuple[int, int]
+) -> None:
     tiling = HopperTiling()
-    for tokens in (3, 5, 16):
-        assert tiling.gate_up(tokens, outputs, inputs) == ProductTiles(16, *tile)
+    for tokens, rows, depth in ((3, 8, depths[0]), (8, 8, depths[0]), (9, 16, depths[1])):
+        assert tiling.gate_up(tokens, outputs, inputs) == ProductTiles(rows, columns, depth)
+        device = TargetDevice("sm_90a")
+        y = tilert.empty((tokens, outputs), bf16, device)
+        x = tilert.empty((tokens, inputs), f32, device)
+        gain, w = (tilert.empty(s, bf16, device) for s in ((inputs,), (2, outputs, inputs)))
+        out = y.partition(rows, columns)
+        kernels.norm_gate_up_silu(out, x, gain, w, eps=1e-6, bk=depth)
+        check_thin(device, rows)
     assert tiling.gate_up(17, outputs, inputs).rows == 64
-    device = TargetDevice("sm_90a")
-    y = tilert.empty((16, outputs), bf16, device)
-    x, w = (tilert.empty(shape, bf16, device) for shape in ((16, inputs), (2, outputs, inputs)))
-    kernels.gate_up_silu(y.partition(16, tile[0]), x, w, bk=tile[1])
-    check_thin(device)
 
 
-def check_thin(device: TargetDevice) -> None:
-    (kernel,) = device.kernels
-    assert "copy_box_once(at" in kernel.text
-    assert kernel.resources.spill_stores == 0
-    assert kernel.shared_bytes <= 227 * 1024
+def check_thin(device: TargetDevice, rows: int) -> None:
+    """Two of them fit a multiprocessor, and those of up to 8 rows copy ahead."""
+    for kernel in device.kernels:
+        assert kernel.schedule == "thin" and bool(kernel.early) == (rows == 8)
+        assert kernel.resources.spill_stores == 0
+        assert 2 * kernel.shared_bytes <= 227 * 1024
 
 
 # Qwen3-4B: hidden 2560, 32 heads of 128, feed-forward 9728.

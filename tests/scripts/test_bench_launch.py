@@ -76,7 +76,8 @@ def test_its_kernels_compile_and_take_what_raw_launches_give(arch: str) -> None:
     bench_launch.Counter(device).launch()
     (kernel,) = device.kernels
     signature = kernel.text[kernel.text.rindex(kernel.entry) :].split("{")[0]
-    assert signature.count("*") == 2 and signature.count(",") == 1
+    assert signature.count("*") == 2 and signature.count(",") == 2
+    assert signature.rstrip(" )").endswith("const u32 early")
     x = tilert.zeros(10_000, f32, device)
     for twin in (bench_launch.scaled, bench_launch.scaled_by_hand):
         twin(tilert.zeros(10_000, f32, device).partition(4096), x, 0.5).run()

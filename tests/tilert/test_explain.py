@@ -62,7 +62,7 @@ def test_a_pipelined_product() -> None:
     assert found.estimate == Estimate(
         2 * 512**3, 8 * 8 * 384 * 64 * 2 + 512 * 512 * 4, 512 * 512 * 8, True
     )
-    assert set(found.refused) == {"streaming", "skinny", "staged", "attention"}
+    assert set(found.refused) == {"streaming", "skinny", "staged", "thin", "attention"}
     assert found.missing == []
     assert any(line.startswith("HGMMA") for line in found.machine_code)
     assert "wgmma_n256" in found.source
