@@ -302,8 +302,8 @@ class HopperTiling(CudaTiling):
     """Up to here tiles of 64 rows are too empty."""
 
     thin_rows = 16
-    """Up to so many tokens, and from so many bytes of weights on, a tile has as many rows, and its
-    columns are read at the rate of memory."""
+    """Up to so many tokens, and from so many bytes of weights on, a tile has rows for all of them,
+    and its columns are read at the rate of memory."""
     thin_bytes = 20e6
     thin_columns, thin_weights, thin_step = 200, 21 << 10, 29 << 10
     """At most so many columns of a tile; most bytes of weights of a step, and of the whole step,

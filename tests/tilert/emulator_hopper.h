@@ -127,14 +127,14 @@ template <class T> double element(u64 descriptor, int row, int k) {
   std::memcpy(&v, smem + swizzled(start + row / 8 * eight + row % 8 * 128 + k * 2), 2);
   return f32_of(v);
 }
-// What a product adds to this thread's sums: NaN for rows that are not there.
-template <int N, int ROWS, class T> std::vector<double> terms(u64 a, u64 b) {
+// What a product adds to this thread's sums.
+template <int N, class T> std::vector<double> terms(u64 a, u64 b) {
   std::vector<double> found(N / 2);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   for (int h = 0; h < 2; ++h) {
     double left[16];
     const int row = warp * 16 + lane / 4 + 8 * h;
-    for (int k = 0; k < 16; ++k) left[k] = row < ROWS ? element<T>(a, row, k) : NAN;
+    for (int k = 0; k < 16; ++k) left[k] = element<T>(a, row, k);
     for (int j = 0; j < N / 8; ++j)
       for (int c = 0; c < 2; ++c)
         for (int k = 0; k < 16; ++k)
@@ -153,8 +153,8 @@ void begin_product(float* d, int n, bool keep, std::function<std::vector<double>
   std::fill(d, d + n / 2, NAN);
   open[me].push_back({d, n, terms, terms()});
 }
-template <int N, int ROWS = 64, class T> void product(float* d, u64 a, u64 b, T) {
-  begin_product(d, N, true, [=] { return terms<N, ROWS, T>(a, b); }, {a, b});
+template <int N, class T> void product(float* d, u64 a, u64 b, T) {
+  begin_product(d, N, true, [=] { return terms<N, T>(a, b); }, {a, b});
 }
 // Of an operand whose rows run along k.
 template <class T> double element_across(u64 descriptor, int column, int k) {

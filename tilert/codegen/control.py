@@ -4,7 +4,7 @@ from tilert.codegen.emit import SMALL_BODY, UNROLL, WHOLE, Emitter, c_type
 from tilert.codegen.plan import Operand
 from tilert.ir import Op, Value
 
-__all__ = ["begin_loop", "carry", "for_loop", "if_else", "note_bounds"]
+__all__ = ["begin_loop", "carry", "constant", "for_loop", "if_else", "note_bounds"]
 
 
 def _assign(e: Emitter, target: Value, name: str, source: Value) -> None:
@@ -13,12 +13,13 @@ def _assign(e: Emitter, target: Value, name: str, source: Value) -> None:
         e.line(f"{left} = {e.at(source, r)};")
 
 
-def _constant(v: Value) -> int | None:
+def constant(v: Value) -> int | None:
+    """The number that a value is known to be."""
     return v.op.attrs["value"] if v.op is not None and v.op.name == "const" else None
 
 
 def _trips(op: Op) -> int | None:
-    lo, hi, step = (_constant(a) for a in op.args[:3])
+    lo, hi, step = (constant(a) for a in op.args[:3])
     if lo is None or hi is None or step is None:
         return None
     return len(range(lo, hi, step))
@@ -39,7 +40,7 @@ def _unroll(op: Op) -> str:
 
 def note_bounds(e: Emitter, op: Op) -> None:
     """Loops from a constant >= 0 to a constant prove the bounds of their counter."""
-    lo, hi = _constant(op.args[0]), _constant(op.args[1])
+    lo, hi = constant(op.args[0]), constant(op.args[1])
     if lo is not None and hi is not None and lo >= 0:
         e.loop_bounds[op.regions[0].args[0]] = hi
 

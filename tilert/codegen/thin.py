@@ -10,7 +10,7 @@ the loop the warps' sums are added up.
 of the asynchronous proxy and a barrier, in every step.)
 """
 
-from tilert.codegen.control import begin_loop, carry
+from tilert.codegen.control import begin_loop, carry, constant
 from tilert.codegen.emit import Emitter, c_name, c_type
 from tilert.codegen.layout import Factor, mma_swapped, thin_left
 from tilert.codegen.plan import make_share_plan, source_of
@@ -47,7 +47,7 @@ class ThinConsumer(Emitter):
     """Writes the kernel for the threads that compute: they meet without the producer.
 
     Attributes:
-        kept: loads of the loop whose vectors lie in shared memory, and where.
+        kept: loads of the loop whose vectors lie in shared memory; see `kept_loads`.
         boxes: whether pieces are stored by the copy engine.
     """
 
@@ -86,10 +86,10 @@ class ThinConsumer(Emitter):
 
     def keep(self) -> None:
         """Bring vectors that are the same for all pieces to shared memory, before the first one."""
-        for op, offset in self.kept.items():
+        for op, (offset, count) in self.kept.items():
             param: Param = op.attrs["param"]
             (extent,) = param.shape
-            step, count = PIECE * self.plan.threads, _length(self._ring, op)
+            step = PIECE * self.plan.threads
             with self.braces(f"for (int i = threadIdx.x * {PIECE}; i < {count}; i += {step})"):
                 inside = f"i < {extent} ? load16({c_name(param)} + i) : vec16{{}}"
                 self.line(f"*(vec16*)(kept + {offset} + i * 2) = {inside};")
@@ -104,7 +104,7 @@ class ThinConsumer(Emitter):
         self.line("#pragma unroll")
         with self.braces(f"for (int r = 0; r < {layout.registers}; r += {1 + pairs})"):
             at = f"{counter} * {layout.shape[0]} + {self.index(layout, 0, 'r')}"
-            vector = f"((const {ctype}*)(kept + {self.kept[op]}) + {at})"
+            vector = f"((const {ctype}*)(kept + {self.kept[op][0]}) + {at})"
             if pairs:
                 self.line(f"union {{ u32 v; {ctype} e[2]; }} u;")
                 self.line(f"u.v = *(const u32*){vector};")
@@ -190,12 +190,13 @@ def _place(box: Box) -> str:
     return f"{box.offset} + swizzled({row} + column % {box.width} * {box.itemsize})"
 
 
-def kept_loads(ring: Ring) -> dict[Op, int]:
-    """Loads of the loop whose vectors can stay in shared memory, and where: of blocks that the step
-    alone numbers."""
+def kept_loads(ring: Ring) -> dict[Op, tuple[int, int]]:
+    """Loads of the loop whose vectors can stay in shared memory: of blocks that the step alone
+    numbers. Gives the byte that each vector begins at, and its elements with what fills the last
+    step."""
     loop = ring.loop
-    lo, hi, by = (_constant(a) for a in loop.args[:3])
-    found: dict[Op, int] = {}
+    lo, hi, by = (constant(a) for a in loop.args[:3])
+    found: dict[Op, tuple[int, int]] = {}
     if not ring.thin or lo != 0 or hi is None or by != 1:
         return found
     offset = 0
@@ -216,23 +217,13 @@ def kept_loads(ring: Ring) -> dict[Op, int]:
             and op.result.shape[0] % PIECE == 0
             and op.attrs["fill"] == 0
         )
-        nbytes = 2 * hi * access[0].size if fits else 0
-        if fits and offset + nbytes <= MOST_KEPT:
-            found[op] = offset
-            offset += nbytes
+        count = hi * op.result.shape[0] if fits else 0
+        if fits and offset + 2 * count <= MOST_KEPT:
+            found[op] = offset, count
+            offset += 2 * count
     return found
-
-
-def _length(ring: Ring, op: Op) -> int:
-    """Elements of a vector that is kept, with what fills the last step."""
-    hi = _constant(ring.loop.args[1])
-    return (hi or 0) * op.result.shape[0]
 
 
 def kept_bytes(ring: Ring) -> int:
     """What they take."""
-    return sum(2 * _length(ring, op) for op in kept_loads(ring))
-
-
-def _constant(v: Value) -> int | None:
-    return v.op.attrs["value"] if v.op is not None and v.op.name == "const" else None
+    return sum(2 * count for _, count in kept_loads(ring).values())
