@@ -224,6 +224,8 @@ class CudaTiling:
         return ProductTiles(rows, 64, 64, shares)
 
     def gate_up(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
+        if tokens == 1:
+            return ProductTiles(1, 2 if inputs <= 4000 else 1, 1024 if inputs % 1024 == 0 else 512)
         if tokens <= self.gemv_tokens:
             return self._matvec(tokens, outputs, inputs)
         if tokens > 64:
@@ -231,13 +233,20 @@ class CudaTiling:
         return ProductTiles(max(16, 1 << (tokens - 1).bit_length()), 64, 128)
 
     def _matvec(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
-        """Small programs, many of them, each thread with a few 16-byte loads in flight."""
+        """Programs that have their weights under way at once; larger ones, which read the input
+        less often, where there are few weights and still enough programs for all multiprocessors.
+        """
         if tokens > 1:
             return ProductTiles(tokens, 4, 512)
-        if inputs % 1024 == 0 or inputs >= 8192:
-            return ProductTiles(1, 2, 1024)
-        # One program does more where there are few outputs: fewer times the input is read.
-        return ProductTiles(1, 16 if outputs < 8192 else 2 if outputs < 65536 else 4, 512)
+        most, elements = (16, 41_000) if outputs * inputs <= 25_000_000 else (4, 20_000)
+        columns = 1
+        while (
+            2 * columns <= most
+            and 2 * columns * inputs <= elements
+            and outputs // (2 * columns) >= 384
+        ):
+            columns *= 2
+        return ProductTiles(1, columns, 1024 if inputs % 1024 == 0 and columns < 16 else 512)
 
     def fuses_norm(self, tokens: int, weights: int, dtype: DType) -> bool:
         # x * gain before its scaling may leave the range of f16.

@@ -182,14 +182,16 @@ def found(device: TargetDevice) -> list[Found]:
     ]  # fmt: skip
 
 
-_AHEAD = ("UTMALDG", "LDG")
-"""How kernels read operands ahead that no kernel of their graph writes."""
+_AHEAD = {"thin": ("UTMALDG", "LDG"), "skinny": ("LDG.128.STRONG",)}
+"""How kernels of a schedule read operands ahead that no kernel of their graph writes. What else a
+matrix-vector product reads is read by weak loads."""
 
 
 def _hasty(kernel: CompiledKernel, lines: Sequence[str]) -> tuple[str, ...]:
     """What touches memory too early: in kernels that can read ahead, all but reading."""
     found = sass.hasty(lines)
-    return tuple(n for n in found if not (kernel.early and n.split(".")[0] in _AHEAD))
+    allowed = _AHEAD.get(kernel.schedule, ()) if kernel.early else ()
+    return tuple(n for n in found if not any(sass.contains(n, kind) for kind in allowed))
 
 
 def problems(rows: Iterable[Row], kernels: Iterable[Found]) -> list[str]:

@@ -164,7 +164,7 @@ class CudaLauncher:
         if self._maps:
             self._device.enter()
         blocks = pieces if programs is None else min(programs, pieces)
-        if self._early and self._leads and pieces:
+        if self._early and self._leads and self._walks and pieces:
             # One on each multiprocessor, so that the next kernel's are spread in the same way.
             blocks = self._device.concurrent
         return driver.Launch(

@@ -119,10 +119,10 @@ def hasty(lines: Sequence[str]) -> list[str]:
 def _next(line: str, at: int) -> list[int]:
     """Places of the instructions that may come after one, before the wait."""
     kind = _name(line).split(".")[0]
-    if kind == "ACQBULK":
-        return []
     target = _BRANCH.search(line)
     always = not line.startswith("@")
+    if kind == "ACQBULK" and always:
+        return []
     if kind in ("EXIT", "RET") and always:
         return []
     if kind not in ("BRA", "JMP", "CALL") or target is None:

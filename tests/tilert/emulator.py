@@ -106,6 +106,10 @@ def host_text(text: str, function: ir.Function, threads: int) -> str:
     for name in _REPLACED:
         body = body.replace(HELPERS[name], "")
     body = re.sub(r"&map(\d+),", r"emulator::may_read(&map\1, early >> \1 & 1),", body)
+    bits = re.search(r"if \(\(early & (\d+)u\) != ", body)
+    if bits:
+        allowed = f"(early & {bits[1]}) == {bits[1]}"
+        body = body.replace("load16_early(", f"emulator::read_early({allowed}, ")
     entry = re.search(r"__launch_bounds__\([\d, ]+\)\n(\w+)\((.*?)\) \{", body)
     assert entry is not None
     parameters = entry[2].split(", ")

@@ -219,8 +219,10 @@ def test_unaligned_rows_are_not_copied_in_16_bytes() -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_thin_products_stream_their_weights(rows: int) -> None:
-    text = body(linear(rows, 64, 512, rows, 64, bf16, bn=16))
-    assert "load16_stream(" in text
+    text = body(linear(rows, 64, 4096, rows, 128, bf16, bn=16))
+    # The first ones before the wait for earlier kernels.
+    wait = text.index("  wait_for_earlier_grids();")
+    assert text.index("load16_early(") < wait < text.index("load16_stream(")
     assert "mma_step(" not in text and "copy_async16(" not in text
 
 
@@ -233,7 +235,7 @@ def test_thin_products_sum_once_after_the_loop() -> None:
     products.two_sums(y.piece(1, 8), z.piece(1, 8), x, w, bk=128).run()
     text = body(device.kernels[0])
     # Only a sum that begins at 0 moves out of the loop; `up` begins at 2.
-    assert 0 < text.index("load16_stream(") < text.index("shuffle_xor(")
+    assert 0 < text.rindex("= ahead0[") < text.index("shuffle_xor(")
 
 
 def test_pages_are_copied_ahead_through_the_table() -> None:

@@ -245,6 +245,10 @@ class Consumer(Emitter):
         if op is self._form.path[0]:
             self._complete()
 
+    def joint(self, ops: list[Op]) -> list[Op]:
+        """See `Emitter`; rows of scores are reduced in ways of their own."""
+        return []
+
     def expression(self, op: Op, args: list[str], register: str) -> str:
         """See `Emitter`."""
         if op.name == "exp2" and op.result.dtype == f32:

@@ -4,7 +4,7 @@ from tilert.codegen.emit import SMALL_BODY, UNROLL, WHOLE, Emitter, c_type
 from tilert.codegen.plan import Operand
 from tilert.ir import Op, Value
 
-__all__ = ["begin_loop", "carry", "constant", "for_loop", "if_else", "note_bounds"]
+__all__ = ["begin_loop", "carry", "constant", "for_loop", "if_else", "note_bounds", "unrolling"]
 
 
 def _assign(e: Emitter, target: Value, name: str, source: Value) -> None:
@@ -25,7 +25,7 @@ def _trips(op: Op) -> int | None:
     return len(range(lo, hi, step))
 
 
-def _unroll(op: Op) -> str:
+def unrolling(op: Op) -> str:
     """Loops that stream weights, and small ones, are unrolled: loads of several iterations fly.
 
     Unrolling anything larger costs compile time and registers and hides nothing.
@@ -62,13 +62,18 @@ def begin_loop(e: Emitter, op: Op) -> tuple[str, str]:
 
 def for_loop(e: Emitter, op: Op) -> None:
     """`for`: carried values live in variables that each iteration overwrites."""
+    from tilert.codegen.ahead import ahead_loop
+
+    if e.ahead is not None and e.ahead.loop is op:
+        ahead_loop(e, e.ahead, op)
+        return
     body = op.regions[0]
     counter, head = begin_loop(e, op)
     operands = e.plan.pipelined.get(op, [])
     if operands:
         _pipelined(e, op, operands, counter)
         return
-    e.line(_unroll(op))
+    e.line(unrolling(op))
     with e.braces(head):
         e.block(body)
         carry(e, op)

@@ -5,6 +5,8 @@ memory that they write, so that it sees what they wrote. A word among its argume
 do sooner; see `tilert.cuda_graph` for who sets it.
 """
 
+from collections.abc import Sequence
+
 from tilert.codegen.emit import c_name
 from tilert.ir import Function
 
@@ -27,15 +29,21 @@ END = ["  later_grids_may_start();"]
 """What a kernel does last. Earlier, waiting blocks may take the places of running ones."""
 
 
-def begin(function: Function) -> list[str]:
+def begin(function: Function, ahead: Sequence[str] = (), bits: int = 0) -> list[str]:
     """What a kernel does before it touches memory of the device that others may write.
 
     Where pointers are said to have no aliases, NVVM may load what nobody writes above the wait. On
     targets where kernels start early they are not, and are made unknown behind it.
+
+    Args:
+        ahead: what comes before the wait where the word has all of `bits`, and else behind it.
     """
     pointers = [
         c_name(function.params[arg.param]) + "_map" * (arg.kind == "index")
         for arg in function.abi()
         if arg.kind in ("pointer", "index")
     ]
-    return ["  wait_for_earlier_grids();", *(f"  behind({pointer});" for pointer in pointers)]
+    wait = "wait_for_earlier_grids();"
+    # To wait once more costs nothing, and what follows has waited whatever the word is.
+    first = [f"  if ((early & {bits}u) != {bits}u) {wait}", *ahead] if ahead else []
+    return [*first, f"  {wait}", *(f"  behind({p});" for p in pointers)]

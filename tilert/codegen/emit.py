@@ -1,7 +1,8 @@
 """Writes a planned function as CUDA C++: values, elementwise work, control flow."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from tilert.checks import Checks
 from tilert.codegen.layout import Factor, Layout
@@ -10,6 +11,9 @@ from tilert.dtypes import DType, bf16, bool_, f8e4m3, f8e5m2, f16, f32, i8, i32,
 from tilert.fault import Site
 from tilert.ir import Block, Function, Op, Param, Value
 from tilert.ops import FLOAT_FUNCTIONS
+
+if TYPE_CHECKING:
+    from tilert.codegen.ahead import Ahead
 
 __all__ = ["Emitter", "c_name", "c_type"]
 
@@ -77,6 +81,9 @@ class Emitter:
         sites: what each of them means.
         clean: whether nothing has used scratch so far.
         program: number of the present program, as C++.
+        ahead: what comes before the wait for earlier kernels.
+        early: whether it is a step that has its weights so that is written now.
+        before_wait: lines that stand there.
         window: the registers of tiles that are written now, None for all. Whoever sets it sees to
             it that nothing written meanwhile needs another thread's elements.
     """
@@ -100,6 +107,9 @@ class Emitter:
         self.sites: list[Site] = []
         self.program = "(int)blockIdx.x"
         self.window: tuple[int, int] | None = None
+        self.ahead: Ahead | None = None
+        self.early = False
+        self.before_wait: list[str] = []
 
     # -- text --------------------------------------------------------------------------------
 
@@ -196,15 +206,34 @@ class Emitter:
 
     def block(self, block: Block) -> None:
         """Emit operations in order, up to a closing yield."""
-        for op in block.ops:
-            if op.name != "yield":
-                self.op(op)
+        from tilert.codegen import movement
+
+        ops = [op for op in block.ops if op.name != "yield"]
+        while ops:
+            together = self.joint(ops)
+            if len(together) > 1:
+                movement.reduce(self, *together)
+            else:
+                self.op(ops[0])
+            del ops[: len(together) or 1]
+
+    def joint(self, ops: list[Op]) -> list[Op]:
+        """The reductions that operations begin with, of which none needs another."""
+        found: list[Op] = []
+        for op in ops:
+            if op.name != "reduce" or any(other.result in op.args for other in found):
+                break
+            found.append(op)
+        return found
 
     def op(self, op: Op) -> None:
         """Emit one operation."""
-        from tilert.codegen import control, debug, grid, matmul, memory, movement, tile_moves
+        from tilert.codegen import ahead, control, debug, grid, matmul, memory, movement, tile_moves
 
-        special = {
+        if self.early and self.ahead is not None and op in self.ahead.loads:
+            ahead.take(self, self.ahead, op)
+            return
+        handlers: dict[str, Callable[[Emitter, Op], None]] = {
             "load": memory.load,
             "load_piece": memory.load_piece,
             "store_piece": memory.store_piece,
@@ -225,7 +254,8 @@ class Emitter:
             "for": control.for_loop,
             "if": control.if_else,
             "pieces": grid.pieces,
-        }.get(op.name)
+        }
+        special = handlers.get(op.name)
         if special is not None:
             special(self, op)
         else:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tilert.checks import Checks
 from tilert.codegen import bounds
+from tilert.codegen.ahead import begin_early, find_ahead
 from tilert.codegen.attention import Attention, write_attention
 from tilert.codegen.attention_form import find_form
 from tilert.codegen.debug import without_debugging
@@ -89,12 +90,20 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
     if streams:
         lift_loads(lowered, threads)
     plan = make_plan(lowered, threads)
-    plan.streams, plan.coarse = streams, coarse_divisions(lowered) if streams else set()
+    plan.streams = streams
+    plan.coarse = set() if schedule == "staged" else coarse_divisions(lowered)
     emitter = Emitter(lowered, plan, checks)
+    ahead = find_ahead(emitter) if schedule == "skinny" and not checks else None
+    if ahead is not None:
+        begin_early(emitter, ahead)
     emitter.block(lowered.body)
     entry = f"{function.name}_kernel"
     shared = plan.shared_bytes + -(-emitter.scratch_bytes // 16) * 16
     checked = bool(emitter.sites)
+    # Where a piece is placed by an index map, it is read from memory.
+    where = [bounds.place(grid_extents(function))] * checked
+    where += [*coordinates(function), *emitter.head]
+    wait = begin(function, emitter.before_wait, (1 << len(ahead.params)) - 1 if ahead else 0)
     parameters = [*_parameters(function), *bounds.PARAMETERS * checked, PARAMETER]
     lines = [
         PRELUDE,
@@ -104,10 +113,7 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
         "  extern __shared__ __align__(128) char smem[];",
         f"  char* const scratch = smem + {plan.shared_bytes}; (void)scratch;",
         *START,
-        *begin(function),
-        *([bounds.place(grid_extents(function))] if checked else []),
-        *coordinates(function),
-        *emitter.head,
+        *(where + wait if ahead else wait + where),
         *emitter.lines,
         *END,
         "}",
@@ -115,7 +121,7 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
     ]
     return CudaSource(
         "\n".join(lines), entry, threads, shared, tuple(emitter.sites) or None, waits=True,
-        schedule=schedule, refused=tuple(refused.items()),
+        early=ahead.params if ahead else (), schedule=schedule, refused=tuple(refused.items()),
     )  # fmt: skip
 
 

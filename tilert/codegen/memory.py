@@ -19,8 +19,10 @@ __all__ = [
     "address",
     "load",
     "load_piece",
+    "offset_of",
     "piece_address",
     "store_piece",
+    "vector",
 ]
 
 
@@ -137,7 +139,7 @@ def _upper_bound(e: Emitter, index: Value) -> int | None:
     return e.loop_bounds.get(index)
 
 
-def _offset(e: Emitter, where: Address, layout: Layout, register: str) -> tuple[str, list[str]]:
+def offset_of(e: Emitter, where: Address, layout: Layout, register: str) -> tuple[str, list[str]]:
     """C++ offset of a register's element, from where `_advance` points, and the conditions under
     which it is in bounds."""
     terms: list[str] = []
@@ -202,7 +204,7 @@ def _prepare_gathers(e: Emitter, where: Address, layout: Layout) -> None:
         e.gathers[(axis.gather, layout.axes[number])] = (held, flat)
 
 
-def _vector(e: Emitter, where: Address, layout: Layout) -> int:
+def vector(e: Emitter, where: Address, layout: Layout) -> int:
     """Elements that can move in one instruction."""
     param = where.param
     if not where.axes or not layout.axes[-1] or param.strides[-1] != 1 or not param.aligned:
@@ -276,14 +278,14 @@ def _read(e: Emitter, op: Op, where: Address, pointer: str, fill: float, call: s
     _prepare_gathers(e, where, layout)
     _advance(e, where, layout, pointer)
     name = e.declare(result)
-    v = _vector(e, where, layout)
+    v = vector(e, where, layout)
     ok = ""
     if where.uniform:
         ok = e.fresh("ok")
         e.line(f"const bool {ok} = {' && '.join(where.uniform)};")
     if v == 1:
         with e.each(layout.registers) as r:
-            offset, bounds = _offset(e, where, layout, r)
+            offset, bounds = offset_of(e, where, layout, r)
             guard = " && ".join(([ok] if ok else []) + bounds)
             value = f"load({pointer} + ({offset}))" if call else f"{pointer}[{offset}]"
             if guard:
@@ -295,7 +297,7 @@ def _read(e: Emitter, op: Op, where: Address, pointer: str, fill: float, call: s
     e.line("#pragma unroll")
     first, end = e.window or (0, layout.registers)
     with e.braces(f"for (int r = {first}; r < {end}; r += {v})"):
-        offset, bounds = _offset(e, where, layout, "r")
+        offset, bounds = offset_of(e, where, layout, "r")
         guard = " && ".join(([ok] if ok else []) + bounds)
         fetch = f"*(const {word}*)({pointer} + ({offset}))"
         if call:
@@ -365,14 +367,14 @@ def load_piece(e: Emitter, op: Op) -> None:
     e.line(f"const {c_type(param.dtype)}* {pointer} = {c_name(param)} + ({where.base});")
     result = op.result
     layout = e.layout(result)
-    if _vector(e, where, layout) * param.dtype.itemsize == 4 == e.plan.least_bytes:
+    if vector(e, where, layout) * param.dtype.itemsize == 4 == e.plan.least_bytes:
         # What a kernel may store to: the compiler keeps the order.
         _read(e, op, where, pointer, 0)
         return
     _advance(e, where, layout, pointer)
     name = e.declare(result)
     with e.each(layout.registers) as r:
-        offset, conditions = _offset(e, where, layout, r)
+        offset, conditions = offset_of(e, where, layout, r)
         guard = " && ".join(where.uniform + conditions)
         value = f"{pointer}[{offset}]"
         if guard:
@@ -393,7 +395,7 @@ def store_piece(e: Emitter, op: Op) -> None:
     copies = layout.copies_expr(e.plan.threads, "(int)threadIdx.x")
     if copies:
         guards.append(copies)
-    v = _vector(e, where, layout)
+    v = vector(e, where, layout)
     _advance(e, where, layout, pointer)
     # Copies of an element lie in several threads: all must have read it before one writes it.
     read_too = e.window is None and any(
@@ -426,7 +428,7 @@ def accumulate_piece(e: Emitter, op: Op) -> None:
     call = f"atomic{param.accumulate.capitalize()}"
     head = f"if ({' && '.join(guards)})" if guards else ""
     with e.braces(head), e.each(layout.registers) as r:
-        offset, conditions = _offset(e, where, layout, r)
+        offset, conditions = offset_of(e, where, layout, r)
         guard = f"if ({' && '.join(conditions)}) " if conditions else ""
         e.line(f"{guard}{call}(&{pointer}[{offset}], ({word}){e.at(value, r)});")
 
@@ -435,7 +437,7 @@ def _write(e: Emitter, value: Value, where: Address, pointer: str, layout: Layou
     ctype, itemsize = c_type(value.dtype), value.dtype.itemsize
     if v == 1:
         with e.each(layout.registers) as r:
-            offset, conditions = _offset(e, where, layout, r)
+            offset, conditions = offset_of(e, where, layout, r)
             guard = f"if ({' && '.join(conditions)}) " if conditions else ""
             e.line(f"{guard}{pointer}[{offset}] = {e.at(value, r)};")
         return
@@ -443,7 +445,7 @@ def _write(e: Emitter, value: Value, where: Address, pointer: str, layout: Layou
     e.line("#pragma unroll")
     first, end = e.window or (0, layout.registers)
     with e.braces(f"for (int r = {first}; r < {end}; r += {v})"):
-        offset, conditions = _offset(e, where, layout, "r")
+        offset, conditions = offset_of(e, where, layout, "r")
         e.line(f"union {{ {word} v; {ctype} e[{v}]; }} u;")
         e.line("#pragma unroll")
         e.line(f"for (int q = 0; q < {v}; ++q) u.e[q] = {e.names[value]}[r + q];")

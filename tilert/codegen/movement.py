@@ -1,5 +1,9 @@
 """Operations that move elements between threads: reductions, broadcasts, reshapes."""
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from tilert.codegen.emit import Emitter, c_type, convert, literal
 from tilert.codegen.layout import Layout
 from tilert.dtypes import DType, f32, i32
@@ -97,6 +101,9 @@ def transpose(e: Emitter, op: Op) -> None:
 # -- reductions ------------------------------------------------------------------------------
 
 
+_PLACES = ("argmax", "argmin")
+
+
 def _identity(kind: str, dtype: DType) -> str:
     if kind in ("sum", "any"):
         return literal(0, dtype)
@@ -119,19 +126,61 @@ def combine(kind: str, a: str, b: str) -> str:
     return f"op_{'maximum' if kind == 'max' else 'minimum'}({a}, {b})"
 
 
-def reduce(e: Emitter, op: Op) -> None:
-    """Registers first, then lanes by shuffles, then warps through scratch."""
-    source, result, kind = op.args[0], op.result, op.attrs["kind"]
+@dataclass(frozen=True)
+class _Reduction:
+    """One of several reductions.
+
+    Attributes:
+        acc: the variable that holds a thread's share.
+        working: what is computed in.
+    """
+
+    op: Op
+    acc: str
+    working: DType
+    layout: Layout
+    out: Layout
+
+    @property
+    def axis(self) -> int:
+        axis: int = self.op.attrs["axis"]
+        return axis
+
+    @property
+    def kind(self) -> str:
+        kind: str = self.op.attrs["kind"]
+        return kind
+
+
+def reduce(e: Emitter, *ops: Op) -> None:
+    """Reductions of which none needs another, side by side: one waits for shuffles and barriers as
+    long as all of them do. Registers first, then lanes by shuffles, then warps through scratch."""
+    for op in ops:
+        if op.attrs["kind"] in _PLACES:
+            _place_of(e, op, e.layout(op.args[0]))
+    found = [_begin(e, op) for op in ops if op.attrs["kind"] not in _PLACES]
+    steps: dict[int, list[_Reduction]] = {}
+    for one in found:
+        for step in _lanes(one.layout, one.axis):
+            steps.setdefault(step, []).append(one)
+    for step, those in sorted(steps.items()):
+        for one in those:
+            with e.each(one.out.registers) as r:
+                mine = f"{one.acc}[{r}]"
+                e.line(f"{mine} = {combine(one.kind, mine, f'shuffle_xor({mine}, {step})')};")
+    _across_warps(e, [one for one in found if _warp_ways(one.layout, one.axis)[0] > 1])
+    for one in found:
+        _finish(e, one.op.result, one.out, one.acc, one.working)
+
+
+def _begin(e: Emitter, op: Op) -> _Reduction:
+    """Reduce a thread's registers."""
+    source, axis, kind = op.args[0], op.attrs["axis"], op.attrs["kind"]
     layout = e.layout(source)
-    axis = op.attrs["axis"]
-    if kind in ("argmax", "argmin"):
-        _place_of(e, op, layout)
-        return
     working = f32 if source.dtype.is_narrow else source.dtype
     out = layout.without(axis)
-    ctype = c_type(working)
     acc = e.fresh()
-    e.line(f"{ctype} {acc}[{out.registers}];")
+    e.line(f"{c_type(working)} {acc}[{out.registers}];")
     with e.each(out.registers) as r:
         e.line(f"{acc}[{r}] = {_identity(kind, working)};")
     target = _target_register(layout, out, axis)
@@ -141,18 +190,19 @@ def reduce(e: Emitter, op: Op) -> None:
         place = f"{acc}[{target.format(r=r)}]"
         combined = combine(kind, place, element)
         e.line(f"{f'if ({guard}) ' if guard else ''}{place} = {combined};")
+    return _Reduction(op, acc, working, layout, out)
+
+
+def _lanes(layout: Layout, axis: int) -> list[int]:
+    """Distances of the lanes that share a row of the reduced axis."""
+    found = []
     for f in layout.axes[axis]:
         if f.kind == "t" and f.stride < 32:
             step = f.stride
             while step < min(f.stride * f.size, 32):
-                with e.each(out.registers) as r:
-                    other = f"shuffle_xor({acc}[{r}], {step})"
-                    e.line(f"{acc}[{r}] = {combine(kind, f'{acc}[{r}]', other)};")
+                found.append(step)
                 step *= 2
-    ways, coordinate = _warp_ways(layout, axis)
-    if ways > 1:
-        _across_warps(e, out, acc, ctype, working.itemsize, ways, coordinate, kind)
-    _finish(e, result, out, acc, working)
+    return found
 
 
 def _target_register(layout: Layout, out: Layout, axis: int) -> str:
@@ -180,34 +230,35 @@ def _warp_ways(layout: Layout, axis: int) -> tuple[int, str]:
     return ways, " + ".join(terms) or "0"
 
 
-def _across_warps(
-    e: Emitter,
-    out: Layout,
-    acc: str,
-    ctype: str,
-    itemsize: int,
-    ways: int,
-    coordinate: str,
-    kind: str,
-) -> None:
-    numel = 1
-    for n in out.shape:
-        numel *= n
-    e.meet(ways * numel * itemsize)
-    with e.each(out.registers) as r:
-        guard = e.inside(out, r)
-        place = f"({coordinate}) * {numel} + {e.flat(out, r)}"
-        e.line(f"{f'if ({guard}) ' if guard else ''}(({ctype}*)scratch)[{place}] = {acc}[{r}];")
+def _across_warps(e: Emitter, found: Sequence[_Reduction]) -> None:
+    """Add up what warps hold, each reduction in a place of its own of scratch."""
+    if not found:
+        return
+    places: list[str] = []
+    nbytes = 0
+    for one in found:
+        places.append(f"(({c_type(one.working)}*)(scratch + {nbytes}))")
+        ways = _warp_ways(one.layout, one.axis)[0]
+        nbytes += -(-ways * math.prod(one.out.shape) * one.working.itemsize // 16) * 16
+    e.meet(nbytes)
+    for one, scratch in zip(found, places, strict=True):
+        coordinate = _warp_ways(one.layout, one.axis)[1]
+        with e.each(one.out.registers) as r:
+            guard = e.inside(one.out, r)
+            place = f"({coordinate}) * {math.prod(one.out.shape)} + {e.flat(one.out, r)}"
+            e.line(f"{f'if ({guard}) ' if guard else ''}{scratch}[{place}] = {one.acc}[{r}];")
     e.line("__syncthreads();")
-    with e.each(out.registers) as r:
-        guard = e.inside(out, r)
-        with e.braces(f"if ({guard})" if guard else ""):
-            e.line(f"{ctype} t = (({ctype}*)scratch)[{e.flat(out, r)}];")
-            e.line("#pragma unroll")
-            e.line(f"for (int w = 1; w < {ways}; ++w)")
-            element = f"(({ctype}*)scratch)[w * {numel} + {e.flat(out, r)}]"
-            e.line(f"  t = {combine(kind, 't', element)};")
-            e.line(f"{acc}[{r}] = t;")
+    for one, scratch in zip(found, places, strict=True):
+        ways = _warp_ways(one.layout, one.axis)[0]
+        with e.each(one.out.registers) as r:
+            guard = e.inside(one.out, r)
+            with e.braces(f"if ({guard})" if guard else ""):
+                e.line(f"{c_type(one.working)} t = {scratch}[{e.flat(one.out, r)}];")
+                e.line("#pragma unroll")
+                e.line(f"for (int w = 1; w < {ways}; ++w)")
+                at = f"w * {math.prod(one.out.shape)} + {e.flat(one.out, r)}"
+                e.line(f"  t = {combine(one.kind, 't', f'{scratch}[{at}]')};")
+                e.line(f"{one.acc}[{r}] = t;")
 
 
 def _finish(e: Emitter, result: Value, out: Layout, acc: str, working: DType) -> None:

@@ -95,6 +95,11 @@ DEV vec16 load16(const void* p) {
 DEV vec16 load16_stream(const void* p) {
   vec16 v; asm("ld.global" ONLY_READ ".L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
     : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p)); return v; }
+// Weights that are read before the wait, zeros where not `ok`. A weak load would be moved below it.
+DEV vec16 load16_early(const void* p, bool ok) {
+  vec16 v = {}; asm volatile("{ .reg .pred q; setp.ne.u32 q, %5, 0;\n\t"
+    "@q ld.relaxed.gpu.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4]; }"
+    : "+r"(v.w[0]), "+r"(v.w[1]), "+r"(v.w[2]), "+r"(v.w[3]) : "l"(p), "r"((u32)ok)); return v; }
 // The same where `ok`, otherwise `v`.
 DEV vec16 load16(const void* p, bool ok, vec16 v) {
   asm("{ .reg .pred q; setp.ne.u32 q, %5, 0;\n\t"

@@ -207,6 +207,10 @@ class RowConsumer(Emitter):
         with self.each(count) as r:
             self.line(f"{self._queries}[{r}] = pack({name}[2 * {r}], {name}[2 * {r} + 1]);")
 
+    def joint(self, ops: list[Op]) -> list[Op]:
+        """See `Emitter`; rows of scores are reduced in ways of their own."""
+        return []
+
     def _reduce(self, op: Op) -> None:
         """Over the keys of the warp; sums are left to each lane until they are joined."""
         source, kind = op.args[0], op.attrs["kind"]
