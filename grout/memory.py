@@ -72,6 +72,7 @@ def step_bytes(config: EngineConfig, model: ModelConfig, kind: str, itemsize: in
     row = 2 * model.hidden_size + heads + model.intermediate_size
     splits = tiling(kind).decode_attention(1, model.num_kv_heads).splits
     partial = splits * model.num_heads * (model.head_dim + 2) * 4
+    partial += splits * model.num_kv_heads * model.head_dim * itemsize
     slots = bucket(config.max_num_seqs) + PREFILLS_PER_STEP + SCORED_TOGETHER
     chunk = bucket(config.chunk(kind))
     logits = model.vocab_size * 4

@@ -55,6 +55,10 @@ class KVCache:
         halves = k.reshape(k.shape[0], k.shape[1], 2, k.shape[2] // 2)
         return halves[:, :, 0], halves[:, :, 1], v
 
+    def places(self, layer: int) -> tuple[Array, Array]:
+        """A layer's keys and values as [slots, Hkv, D]."""
+        return self._layers[layer]
+
     def pages(self, layer: int) -> tuple[Array, Array]:
         """A layer's keys and values as [pages, page_size, Hkv, D]."""
         k, v = self._layers[layer]

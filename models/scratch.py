@@ -19,8 +19,9 @@ class Scratch:
             there it costs nothing.
         hidden: [size, F].
         shares: f32 [n], partial sums of products in shares; None where there are none.
-        splits: f32 [size, S, Hq, D], [size, S, Hq] and [size, S, Hq] of split decode attention
-            (acc, best and total of its kernel), or None where it does not split.
+        splits: of split decode attention, f32 [size, S, Hq, D], [size, S, Hq] and [size, S, Hq]
+            (acc, best and total of its kernel), and new keys [size, S, Hkv, 2, D/2]; None where it
+            does not split.
     """
 
     def __init__(
@@ -55,6 +56,8 @@ class Scratch:
             arrays["acc"] = empty(*shape, config.head_dim, dtype=f32)
             arrays["best"] = empty(*shape, dtype=f32)
             arrays["total"] = empty(*shape, dtype=f32)
+            half = config.head_dim // 2
+            arrays["keys"] = empty(size, splits, config.num_kv_heads, 2, half)
         self._bind(arrays)
 
     def _bind(self, arrays: dict[str, Array]) -> None:
@@ -68,7 +71,7 @@ class Scratch:
         self.q = arrays["q"]
         self.attended = arrays[wide + "attended"]
         self.hidden = arrays["hidden"]
-        names = ("acc", "best", "total")
+        names = ("acc", "best", "total", "keys")
         self.splits = tuple(arrays[name] for name in names) if "acc" in arrays else None
 
     def head(self, size: int) -> "Scratch":

@@ -49,11 +49,13 @@ class ProductTiles:
 
 @dataclass(frozen=True)
 class DecodeTiles:
-    """Of decode attention: KV heads a program, pages a step, programs a sequence."""
+    """Of decode attention: KV heads a program, pages a step, programs a sequence; and columns of a
+    KV head's outputs a program that merges their shares."""
 
     heads: int
     pages: int
     splits: int
+    columns: int = 32
 
 
 @dataclass(frozen=True)
@@ -256,7 +258,11 @@ class CudaTiling:
         splits = 1
         while splits < 16 and batch * kv_heads * splits < self.programs // 2:
             splits *= 2
-        return DecodeTiles(heads=1, pages=1, splits=splits)
+        # A program a multiprocessor, of heads of 128: what comes first is latency.
+        columns = 16
+        while columns < 128 and batch * kv_heads * 128 > self.multiprocessors * columns:
+            columns *= 2
+        return DecodeTiles(heads=1, pages=1, splits=splits, columns=columns)
 
     def prefill_attention(
         self, tokens: int, page_size: int, sequences: int, dim: int

@@ -128,8 +128,8 @@ class Transformer:
         index.update(batch.positions)
         self._embed(scratch.x, batch.ids)
         for number, layer in enumerate(self.parameters.layers):
-            self._queries(cache, number, layer, scratch, batch.positions, index)
-            self._decode_attention(cache, number, batch)
+            self._project(scratch.qkv, scratch.x, layer.input_norm, layer.qkv, scratch)
+            self._decode_attention(cache, number, layer, batch)
             self._residual(scratch.attended, layer.o, scratch)
             self._feed_forward(scratch, layer)
 
@@ -209,6 +209,7 @@ class Transformer:
         """The ops of a prefill before the logits, of all layers or the first ones."""
         self._embed(scratch.x, prompt.ids)
         for number, layer in enumerate(self.parameters.layers[:layers]):
+            self._project(scratch.qkv, scratch.x, layer.input_norm, layer.qkv, scratch)
             self._queries(cache, number, layer, scratch, prompt.positions, prompt.index)
             self._prefill_attention(cache, number, scratch, batch.index.rows, prompt)
             self._residual(scratch.attended, layer.o, scratch)
@@ -346,10 +347,9 @@ class Transformer:
         positions: Array,
         index: IndexMap,
     ) -> None:
-        """Queries into scratch, keys and values into the cache."""
+        """Projected queries into scratch, keys and values into the cache."""
         config = self.config
         heads, keys, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self._project(scratch.qkv, scratch.x, layer.input_norm, layer.qkv, scratch)
         q = scratch.q.reshape(-1, heads, 2, dim // 2)
         k_lo, k_hi, v = cache.slots(number)
         kernels.qk_norm_rope_append(
@@ -368,27 +368,55 @@ class Transformer:
             norm=config.qk_norm,
         ).run()
 
-    def _decode_attention(self, cache: KVCache, number: int, batch: Batch) -> None:
-        config, scratch = self.config, batch.scratch
+    def _decode_attention(
+        self, cache: KVCache, number: int, layer: LayerParameters, batch: Batch
+    ) -> None:
+        """From projections to attention outputs, keys and values into the cache."""
+        config, scratch, index = self.config, batch.scratch, batch.index
         tiles = self._tiling.decode_attention(batch.size, config.num_kv_heads)
-        group = config.num_heads // config.num_kv_heads * tiles.heads
-        dim = config.head_dim
+        heads, keys, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        group = heads // keys * tiles.heads
         out = scratch.attended.reshape(scratch.q.shape)
-        k, v = cache.pages(number)
-        inputs = (scratch.q, k, v, cache.table.table, batch.index.rows, batch.positions)
+        pages = (*cache.pages(number), cache.table.table, index.rows, batch.positions)
         consts = {"scale": 1 / math.sqrt(dim), "heads": tiles.heads, "pages": tiles.pages}
         if tiles.splits == 1 or scratch.splits is None:
-            kernels.decode_attention(out.partition(1, group, dim), *inputs, **consts).run()
+            self._queries(cache, number, layer, scratch, batch.positions, index)
+            piece = out.partition(1, group, dim)
+            kernels.decode_attention(piece, scratch.q, *pages, **consts).run()
             return
-        acc, best, total = (part[:, : tiles.splits] for part in scratch.splits)
+        qkv = scratch.qkv.reshape(-1, heads + 2 * keys, 2, dim // 2)
+        acc, best, total, new = (part[:, : tiles.splits] for part in scratch.splits)
+        values = qkv[:, heads + keys :].reshape(-1, keys, dim)
         kernels.decode_attention_split(
             acc.partition(1, 1, group, dim),
             best.partition(1, 1, group),
             total.partition(1, 1, group),
-            *inputs,
+            new[:, :, :, 0].partition(1, 1, tiles.heads, dim // 2),
+            new[:, :, :, 1].partition(1, 1, tiles.heads, dim // 2),
+            qkv[:, :heads],
+            qkv[:, heads : heads + keys],
+            values,
+            *pages,
+            layer.q_norm,
+            layer.k_norm,
+            self._cos,
+            self._sin,
             **consts,
+            eps=config.rms_norm_eps,
+            norm=config.qk_norm,
         ).run()
-        kernels.merge_splits(out.partition(1, 1, dim), acc, best, total).run()
+        k, v = cache.places(number)
+        part = min(dim, tiles.columns)
+        kernels.merge_splits(
+            out.partition(1, heads // keys, part),
+            k.partition_at(index, 1, 1, part),
+            v.partition_at(index, 1, 1, part),
+            acc,
+            best,
+            total,
+            new.reshape(*new.shape[:3], dim),
+            values,
+        ).run()
 
     def _prefill_attention(
         self, cache: KVCache, number: int, scratch: Scratch, rows: Array, prompt: Prompt

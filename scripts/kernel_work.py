@@ -14,7 +14,7 @@ from models import kernels
 from models.tiling import ProductTiles, Tiling, tiling
 from models.winners import tuned_tiling
 from scripts.kernel_cases import COMPILED, NONE, PEER, Case, Variant
-from tilert import Array, Device, Mut, Ref, bf16, f16, f32
+from tilert import Array, Device, Mut, Ref, UniqueIndex, bf16, f16, f32
 from tilert.language import exp
 
 __all__ = ["Memory", "Work", "switch", "work_of"]
@@ -393,7 +393,9 @@ class Prefill(Work):
 
 
 class Decode(Work):
-    """Attention of one new token of each sequence; pages of all sequences lie mixed."""
+    """Attention of one new token of each sequence; pages of all sequences lie mixed. Where it is in
+    shares, with the kernel of the decode step: the new token's query and key, which come without a
+    norm, are turned by nothing, and key and value are appended to memory of their own."""
 
     def __init__(self, memory: Memory, case: Case, copies: int) -> None:
         super().__init__(memory, case, copies)
@@ -428,15 +430,42 @@ class Decode(Work):
             ).run()
         acc = tilert.empty((batch, tiles.splits, heads, dim), f32, device)
         best, total = (tilert.empty(acc.shape[:3], f32, device) for _ in range(2))
+        dtype, kv, half = DTYPES[case.dtype], case["kv_heads"], dim // 2
+        keys = tilert.empty((batch, tiles.splits, kv, 2, half), dtype, device)
+        key, value = self._newest(i)
+        appended = [tilert.empty(key.shape, dtype, device) for _ in range(2)]
+        index = UniqueIndex.checked(np.arange(batch), device)
+        gain = tilert.full((2, half), 1.0, dtype, device)
+        cos, sin = (tilert.full((case["context"], half), x, f32, device) for x in (1.0, 0.0))
+        columns = min(dim, tiles.columns)
 
         def call() -> None:
             kernels.decode_attention_split(
                 acc.partition(1, 1, group, dim), best.partition(1, 1, group),
-                total.partition(1, 1, group), *inputs, **consts,
+                total.partition(1, 1, group),
+                *(keys[:, :, :, side].partition(1, 1, tiles.heads, half) for side in range(2)),
+                inputs[0].reshape(batch, heads, 2, half), key.reshape(batch, kv, 2, half), value,
+                *inputs[1:], gain, gain, cos, sin, **consts, eps=EPS, norm=False,
             ).run()  # fmt: skip
-            kernels.merge_splits(y.partition(1, 1, dim), acc, best, total).run()
+            kernels.merge_splits(
+                y.partition(1, heads // kv, columns),
+                *(to.partition_at(index, 1, 1, columns) for to in appended),
+                acc, best, total, keys.reshape(batch, tiles.splits, kv, dim), value,
+            ).run()  # fmt: skip
 
         return call
+
+    def _newest(self, i: int) -> tuple[Array, Array]:
+        """Copies of the keys and values of the last position: [batch, KV heads, dim] each."""
+        case, device = self.case, self.memory.device
+        place = (case["context"] - 1) % PAGE
+        found = []
+        for cache in (self._k[i].ours, self._v[i].ours):
+            last = tilert.empty((case["batch"], case["kv_heads"], case["dim"]), cache.dtype, device)
+            for b, page in enumerate(self._order[:, -1].tolist()):
+                last[b].copy_from(cache[page, place])
+            found.append(last)
+        return found[0], found[1]
 
     def _theirs(self, i: int) -> Call:
         """On keys and values that lie as the peer wants them, outside of what is timed."""

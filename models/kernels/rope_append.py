@@ -19,7 +19,7 @@ def rotated(
     lo = qkv[t, heads, 0, :].to(f32)
     hi = qkv[t, heads, 1, :].to(f32)
     if norm:
-        squares = sum(lo * lo, axis=1) + sum(hi * hi, axis=1)
+        squares = sum(lo * lo + hi * hi, axis=1)
         scale = rsqrt(squares / (2 * lo.shape[1]) + eps)[:, None]
         lo = lo * scale * gain[0, :][None, :].to(f32)
         hi = hi * scale * gain[1, :][None, :].to(f32)

@@ -4,9 +4,9 @@ from typing import Any
 
 import tilert
 from tilert import f32
-from tilert.language import exp2, max, maximum, mma, sum, zeros
+from tilert.language import broadcast_to, exp2, full, max, maximum, mma, sum, where, zeros
 
-__all__ = ["MASKED", "UNSEEN", "online", "online_raw", "scores"]
+__all__ = ["MASKED", "UNSEEN", "begin", "online", "online_raw", "scores"]
 
 LOG2_E = 1.4426950408889634
 MASKED = float("-inf")
@@ -18,6 +18,17 @@ UNSEEN = -1e30
 def scores(q: Any, k: Any, scale: Any) -> Any:
     """q [M, D] by k [N, D] -> f32[M, N], scaled, in units of log 2."""
     return mma(q, k.T, zeros((q.shape[0], k.shape[0]), f32)) * (scale * LOG2_E)
+
+
+@tilert.inline
+def begin(q: Any, k: Any, v: Any, seen: Any, scale: Any) -> Any:
+    """The state best, total [M], acc [M, D] after one key where it is `seen`, a scalar, or before
+    any: halves of queries and of the key, [M, D/2] each, v f32 [M, D]; or [1, ...] of the key."""
+    rows = q[0].shape[0]
+    x = q[0].to(f32) * k[0].to(f32) + q[1].to(f32) * k[1].to(f32)
+    best = where(seen, sum(x, axis=1) * (scale * LOG2_E), UNSEEN)
+    total = full((rows,), where(seen, 1.0, 0.0), f32)
+    return best, total, broadcast_to(where(seen, v, 0.0), (rows, v.shape[1]))
 
 
 @tilert.inline

@@ -108,7 +108,7 @@ class Cache:
 def decode_tiles(device: Device, kv_heads: int) -> list[DecodeTiles]:
     """The device's own, one or all heads a program, several pages a step, and splits."""
     own = tiling(device.kind).decode_attention(4, kv_heads)
-    one = [DecodeTiles(1, 1, 1), DecodeTiles(1, 1, 4), DecodeTiles(1, 1, 16)]
+    one = [DecodeTiles(1, 1, 1), DecodeTiles(1, 1, 4), DecodeTiles(1, 1, 16, 24)]
     if device.kind == "cuda":
         return [own, *one]
     return [own, *one, DecodeTiles(kv_heads, 2, 1), DecodeTiles(kv_heads, 4, 2)]
@@ -134,21 +134,91 @@ def test_decode_attention(
         o = poisoned((4, heads, dim), dtype, device)
         group = heads // kv_heads * t.heads
         consts = {"scale": dim**-0.5, "heads": t.heads, "pages": t.pages}
-        if t.splits == 1:
-            kernels.decode_attention(o.partition(1, group, dim), *inputs, **consts).run()
-        else:
-            acc = poisoned((4, t.splits, heads, dim), f32, device)
-            best = poisoned((4, t.splits, heads), f32, device)
-            total = poisoned((4, t.splits, heads), f32, device)
-            kernels.decode_attention_split(
-                acc.partition(1, 1, group, dim),
-                best.partition(1, 1, group),
-                total.partition(1, 1, group),
-                *inputs,
-                **consts,
-            ).run()
-            kernels.merge_splits(o.partition(1, group, dim), acc, best, total).run()
+        kernels.decode_attention(o.partition(1, group, dim), *inputs, **consts).run()
         close(o, expected, 2 * TOLERANCE[dtype.name])
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
+@pytest.mark.parametrize("norm", [True, False], ids=["norm", "plain"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 32), (9, 3, 64), (8, 1, 128)])
+def test_decode_attention_in_shares(
+    device: Device, dtype: DType, heads: int, kv_heads: int, dim: int, norm: bool, wide: bool
+) -> None:
+    """From projections, of f32 too, to outputs, and to keys and values in their places; the cache
+    has other numbers there before."""
+    rng = np.random.default_rng(heads)
+    half, total = dim // 2, heads + 2 * kv_heads
+    rows = np.array([2, -1, 0, 1], np.int32)
+    places = np.array([0, 5, 70, 16], np.int32)
+    slots = np.array([5 * PAGE, -1, 7 * PAGE + 6, 11 * PAGE], np.int32)
+    qkv, values = draw(rng, (4, total, 2, half), f32 if wide else dtype, device)
+    new_v = qkv.reshape(4, total, dim)[:, heads + kv_heads :]
+    q_gain, q_gains = draw(rng, (2, half), dtype, device)
+    k_gain, k_gains = draw(rng, (2, half), dtype, device)
+    angles = rng.uniform(0, 6, (80, half))
+    cos, sin = (put(f(angles).astype(np.float32), device) for f in (np.cos, np.sin))
+    flat = values.reshape(4, total, dim)
+    queries, keys, value = np.split(flat, [heads, heads + kv_heads], axis=1)
+    if norm:
+        queries = norm_heads(queries, q_gains.reshape(-1), 1e-6)
+        keys = norm_heads(keys, k_gains.reshape(-1), 1e-6)
+    queries, keys = rotate(queries, angles[places]), rotate(keys, angles[places])
+    for t in decode_tiles(device, kv_heads):
+        cache = Cache(rng, kv_heads, dim, dtype)
+        k, v, table = cache.put(device)
+        expected_k, expected_v = (x.reshape(-1, kv_heads, dim).copy() for x in (cache.k, cache.v))
+        expected_k[slots[rows >= 0]] = keys[rows >= 0]
+        expected_v[slots[rows >= 0]] = value[rows >= 0]
+        cache.k, cache.v = expected_k.reshape(cache.shape), expected_v.reshape(cache.shape)
+        expected = np.zeros((4, heads, dim))
+        for slot, (row, place) in enumerate(zip(rows, places, strict=True)):
+            if row >= 0:
+                expected[slot] = attention(queries[slot], *cache.of(row, place + 1))
+        o = poisoned((4, heads, dim), dtype, device)
+        acc = poisoned((4, t.splits, heads, dim), f32, device)
+        best, sums = (poisoned((4, t.splits, heads), f32, device) for _ in range(2))
+        new = poisoned((4, t.splits, kv_heads, 2, half), dtype, device)
+        group, columns = heads // kv_heads * t.heads, min(dim, t.columns)
+        kernels.decode_attention_split(
+            acc.partition(1, 1, group, dim),
+            best.partition(1, 1, group),
+            sums.partition(1, 1, group),
+            new[:, :, :, 0].partition(1, 1, t.heads, half),
+            new[:, :, :, 1].partition(1, 1, t.heads, half),
+            qkv[:, :heads],
+            qkv[:, heads : heads + kv_heads],
+            new_v,
+            k,
+            v,
+            table,
+            put(rows, device),
+            put(places, device),
+            q_gain,
+            k_gain,
+            cos,
+            sin,
+            scale=dim**-0.5,
+            heads=t.heads,
+            pages=t.pages,
+            eps=1e-6,
+            norm=norm,
+        ).run()
+        index = UniqueIndex.checked(slots, device)
+        k, v = (x.reshape(-1, kv_heads, dim) for x in (k, v))
+        kernels.merge_splits(
+            o.partition(1, heads // kv_heads, columns),
+            k.partition_at(index, 1, 1, columns),
+            v.partition_at(index, 1, 1, columns),
+            acc,
+            best,
+            sums,
+            new.reshape(4, t.splits, kv_heads, dim),
+            new_v,
+        ).run()
+        close(o, expected, 2 * TOLERANCE[dtype.name])
+        close(k, expected_k)
+        close(v, expected_v)
 
 
 def check_prefill_attention(

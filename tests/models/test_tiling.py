@@ -42,3 +42,10 @@ def test_a_head_of_many_tiles_gives_the_product(monkeypatch: pytest.MonkeyPatch)
     y = poisoned((30, 75), tilert.f32, device)
     kernels.linear(y.partition(t.rows, t.columns), x, w, bk=t.depth).run()
     close(y, xs @ ws.T)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 8, 9, 16])
+def test_as_many_programs_merge_as_there_are_multiprocessors(batch: int) -> None:
+    tiles = tiling.CudaTiling().decode_attention(batch, 8)
+    assert tiles.splits > 1
+    assert 64 <= batch * 8 * 128 // tiles.columns <= 132

@@ -32,10 +32,10 @@ def test_every_launch_of_a_step_is_timed_and_counted() -> None:
     parts = {part.label.split()[0]: part for part in found.parts if part.count == 3}
     # Per layer the ops of docs/architecture.md; linear_residual has two shapes.
     assert set(parts) == {
-        "norm_linear", "qk_norm_rope_append", "decode_attention_split", "merge_splits",
-        "linear_residual", "norm_gate_up_silu",
+        "norm_linear", "decode_attention_split", "merge_splits", "linear_residual",
+        "norm_gate_up_silu",
     }  # fmt: skip
-    assert sum(part.count for part in found.parts if part.count == 3) == 7 * 3
+    assert sum(part.count for part in found.parts if part.count == 3) == 6 * 3
     assert {part.count for part in found.parts} == {1, 3}
     assert all(part.seconds > 0 for part in found.parts)
     config, item = model.config, 2
@@ -44,9 +44,10 @@ def test_every_launch_of_a_step_is_timed_and_counted() -> None:
     # Weights, the residual stream, the gain, and what is written, in 16 or 32 bits.
     written = parts["norm_linear"].nbytes - weights - config.hidden_size * (4 + item)
     assert written in (width * item, width * 4)
-    # Of the cache 71 tokens, and the shares of all splits.
+    # 71 tokens, of which the newest is not from the cache, and what all splits find.
     kv = 2 * config.num_kv_heads * config.head_dim * item * (len(PROMPT) + 1)
     shares = 16 * config.num_heads * (config.head_dim + 2) * 4
+    shares += 16 * config.num_kv_heads * config.head_dim * item
     assert parts["decode_attention_split"].nbytes == kv + shares
     assert found.context == 71
     assert sum(p.count * p.nbytes for p in found.parts) > model.weight_bytes

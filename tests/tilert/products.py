@@ -44,12 +44,15 @@ def is_pipelined(device: Any) -> bool:
     return "copy_box(at" in last_text(device)
 
 
-def mistaken(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
-    """From now on kernels are emulated with `new` for `old` in their text, which has to have it."""
+def mistaken(monkeypatch: pytest.MonkeyPatch, old: str, new: str, kernel: str = "") -> None:
+    """From now on kernels, or those of a name, are emulated with `new` for `old` in their text,
+    which has to have it."""
     made = emulator.generate
 
     def changed(*args: Any) -> Any:
         source = made(*args)
+        if not source.entry.startswith(kernel):
+            return source
         if old not in source.text:
             pytest.fail(f"the text has no {old!r}")
         return replace(source, text=source.text.replace(old, new))

@@ -11,6 +11,7 @@ from models.batch import Features, Slot
 from models.presets import PRESETS
 from models.prompt import PromptChunk
 from models.slot import PADDING
+from models.tiling import CpuTiling, DecodeTiles
 from models.transformer import Transformer
 from tilert import bf16
 
@@ -56,10 +57,19 @@ def serve(device: tilert.Device, preset: str) -> tuple[list[list[int]], list[np.
     return ids, logits
 
 
+def in_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have decode attention share out the context, as it does on a GPU."""
+    tiles = DecodeTiles(heads=1, pages=1, splits=2)
+    monkeypatch.setattr(CpuTiling, "decode_attention", lambda *_: tiles)
+
+
+@pytest.mark.parametrize("shares", [False, True], ids=["whole", "shares"])
 @pytest.mark.parametrize("preset", ["tiny-qwen3", "tiny-llama"])
 @pytest.mark.timeout(300)
-def test_serving_is_clean(preset: str) -> None:
+def test_serving_is_clean(preset: str, shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     want_ids, want = serve(tilert.device("cpu"), preset)
+    if shares:
+        in_shares(monkeypatch)
     with tilert.checking() as device:
         ids, logits = serve(device, preset)
     assert ids == want_ids
@@ -67,7 +77,10 @@ def test_serving_is_clean(preset: str) -> None:
         assert np.abs(got - expected).max() <= 0.02 * np.abs(expected).max()
 
 
-def test_a_page_that_two_rows_write_is_found() -> None:
+@pytest.mark.parametrize("kernel", ["qk_norm_rope_append", "merge_splits"])
+def test_a_page_that_two_rows_write_is_found(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kernel == "merge_splits":
+        in_shares(monkeypatch)
     with tilert.checking() as device:
         model = Transformer.random(PRESETS["tiny-qwen3"], device, bf16, max_len=64)
         cache = model.new_cache(2, 2)
@@ -81,7 +94,7 @@ def test_a_page_that_two_rows_write_is_found() -> None:
             model.decode(cache, batch)
     assert re.match(
         r"O7 indexed pieces: programs \(0, \d+, 0\) and \(1, \d+, 0\) of kernel"
-        r" 'qk_norm_rope_append' race for element \[7, 0, 0\] of '\w+'\n"
+        rf" '{kernel}' race for element \[7, 0, 0\] of '\w+'\n"
         r"  program \(0, \d+, 0\) writes it, .*\.py:\d+\n",
         caught.value.args[0],
     )

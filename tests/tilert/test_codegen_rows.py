@@ -39,7 +39,10 @@ class Decoding:
         heads: tuple[int, int, int],
         dtype: DType = bf16,
         page: int = 64,
+        given: DType | None = None,
+        norm: bool = False,
     ) -> None:
+        """given: dtype of projections; `dtype` unless said. norm: of queries and keys."""
         hq, hkv, dim = heads
         rng = np.random.default_rng([len(lengths), *heads])
         counts = [-(-n // page) for n in lengths]
@@ -51,31 +54,51 @@ class Decoding:
         for b, (n, end) in enumerate(zip(counts, ends, strict=True)):
             self.table[order[b], :n] = pages[end - n : end]
         self.lengths, self.order, self.group = lengths, order, hq // hkv
-        self.dtype, self.heads, self.device = dtype, heads, device
-        q = rng.uniform(-1, 1, (len(lengths), hq, dim)) * np.linspace(0, 6, hq + 1)[1:, None]
-        host = q.astype(dtype.numpy)
-        self.q, self.q64 = tilert.from_numpy(host, device), host.astype(np.float64)
+        self.dtype, self.heads, self.device, self.norm = dtype, heads, device, norm
+        self.rows = [int(r) if n else -1 for r, n in zip(order, lengths, strict=True)]
+        self.places = [n - 1 if n else 70 for n in lengths]
+        size, half = len(lengths), dim // 2
+        qkv = rng.uniform(-1, 1, (size, hq + 2 * hkv, dim))
+        qkv[:, :hq] *= np.linspace(0, 6, hq + 1)[1:, None]
+        self.qkv = qkv.astype((given or dtype).numpy)
+        self.angles = rng.uniform(0, 6, (int(np.max(self.places)) + 1, half))
+        q, keys, values = np.split(self.qkv.astype(np.float64), [hq, hq + hkv], axis=1)
+        self.gains = [rng.uniform(0.5, 2, dim).astype(dtype.numpy) for _ in range(2)]
+        if norm:
+            q, keys = (
+                x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6) * gain.astype(np.float64)
+                for x, gain in zip((q, keys), self.gains, strict=True)
+            )
+        self.q, self.keys = (self.rotated(x).astype(dtype.numpy) for x in (q, keys))
+        self.values = values.astype(dtype.numpy)
         shape = len(pages), page, hkv, dim
-        k, v = (rng.uniform(-1, 1, shape).astype(dtype.numpy) for _ in range(2))
-        self.k64, self.v64 = k.astype(np.float64), v.astype(np.float64)
-        self.inputs = (
-            self.q, tilert.from_numpy(k, device), tilert.from_numpy(v, device),
-            tilert.from_numpy(self.table, device),
-            ints(device, [r if n else -1 for r, n in zip(order, lengths, strict=True)]),
-            ints(device, [n - 1 if n else 70 for n in lengths]),
-        )  # fmt: skip
+        self.k, self.v = (rng.uniform(-1, 1, shape).astype(dtype.numpy) for _ in range(2))
+        self.slots = np.full(size, -1, np.int32)
+        for b, n in enumerate(lengths):
+            if n:
+                at = self.table[order[b], (n - 1) // page], (n - 1) % page
+                self.slots[b] = at[0] * page + at[1]
+                self.k[at], self.v[at] = self.keys[b], self.values[b]
+
+    def rotated(self, x: np.ndarray) -> np.ndarray:
+        """Heads [B, heads, D] at their places."""
+        angles = self.angles[self.places]
+        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+        lo, hi = np.split(x, 2, axis=-1)
+        return np.concatenate([lo * cos - hi * sin, hi * cos + lo * sin], axis=-1)
 
     def want(self) -> np.ndarray:
-        want = np.zeros(self.q64.shape)
+        want = np.zeros(self.q.shape)
         for b, n in enumerate(self.lengths):
             if not n:
                 continue
             pages = self.table[self.order[b]]
             k, v = (
                 np.repeat(x[pages[pages >= 0]].reshape(-1, *x.shape[2:])[:n], self.group, axis=1)
-                for x in (self.k64, self.v64)
+                for x in (self.k.astype(np.float64), self.v.astype(np.float64))
             )
-            scores = np.einsum("hd,lhd->hl", self.q64[b], k) * self.heads[2] ** -0.5
+            scores = np.einsum("hd,lhd->hl", self.q[b].astype(np.float64), k)
+            scores *= self.heads[2] ** -0.5
             weights = np.exp(scores - scores.max(axis=1, keepdims=True))
             weights /= weights.sum(axis=1, keepdims=True)
             want[b] = np.einsum("hl,lhd->hd", weights, v)
@@ -84,25 +107,64 @@ class Decoding:
     def check(self, splits: int = 1, pages: int = 1) -> None:
         """Run with outputs full of NaN, in shares or not, and compare."""
         (hq, _, dim), device, size = self.heads, self.device, len(self.lengths)
+        out = tilert.full((size, hq, dim), float("nan"), self.dtype, device)
+        consts = {"scale": dim**-0.5, "heads": 1, "pages": pages}
+        if splits == 1:
+            kernels.decode_attention(
+                out.partition(1, self.group, dim), tilert.from_numpy(self.q, device),
+                *(tilert.from_numpy(x, device) for x in (self.k, self.v)), *self.places_of(),
+                **consts,
+            ).run()  # fmt: skip
+        else:
+            self.in_shares(out, splits, consts)
+        got = out.numpy().astype(np.float64)
+        np.testing.assert_allclose(got, self.want(), rtol=0, atol=TOLERANCE[self.dtype.name])
+
+    def places_of(self) -> tuple[tilert.Array, ...]:
+        table = tilert.from_numpy(self.table, self.device)
+        return table, ints(self.device, self.rows), ints(self.device, self.places)
+
+    def in_shares(self, out: tilert.Array, splits: int, consts: dict[str, Any]) -> None:
+        """With new keys and values that the cache does not have before, and has afterwards."""
+        (hq, hkv, dim), device, size = self.heads, self.device, len(self.lengths)
 
         def poisoned(*shape: int, dtype: DType = f32) -> tilert.Array:
             return tilert.full(shape, float("nan"), dtype, device)
 
-        out = poisoned(size, hq, dim, dtype=self.dtype)
-        consts = {"scale": dim**-0.5, "heads": 1, "pages": pages}
-        piece = out.partition(1, self.group, dim)
-        if splits == 1:
-            kernels.decode_attention(piece, *self.inputs, **consts).run()
-        else:
-            acc = poisoned(size, splits, hq, dim)
-            best, total = poisoned(size, splits, hq), poisoned(size, splits, hq)
-            kernels.decode_attention_split(
-                acc.partition(1, 1, self.group, dim), best.partition(1, 1, self.group),
-                total.partition(1, 1, self.group), *self.inputs, **consts,
-            ).run()  # fmt: skip
-            kernels.merge_splits(piece, acc, best, total).run()
-        got = out.numpy().astype(np.float64)
-        np.testing.assert_allclose(got, self.want(), rtol=0, atol=TOLERANCE[self.dtype.name])
+        before = [x.reshape(-1, hkv, dim).copy() for x in (self.k, self.v)]
+        for x in before:
+            x[self.slots[self.slots >= 0]] = 9
+        k, v = (tilert.from_numpy(x.reshape(self.k.shape), device) for x in before)
+        qkv = tilert.from_numpy(self.qkv, device)
+        cut = qkv.reshape(size, -1, 2, dim // 2)
+        acc = poisoned(size, splits, hq, dim)
+        best, total = poisoned(size, splits, hq), poisoned(size, splits, hq)
+        keys = poisoned(size, splits, hkv, 2, dim // 2, dtype=self.dtype)
+        gains = (tilert.from_numpy(x.reshape(2, -1), device) for x in self.gains)
+        cos, sin = (
+            tilert.from_numpy(f(self.angles).astype(np.float32), device) for f in (np.cos, np.sin)
+        )
+        kernels.decode_attention_split(
+            acc.partition(1, 1, self.group, dim), best.partition(1, 1, self.group),
+            total.partition(1, 1, self.group), keys[:, :, :, 0].partition(1, 1, 1, dim // 2),
+            keys[:, :, :, 1].partition(1, 1, 1, dim // 2), cut[:, :hq], cut[:, hq : hq + hkv],
+            qkv[:, hq + hkv :], k, v, *self.places_of(), *gains, cos, sin, **consts, eps=1e-6,
+            norm=self.norm,
+        ).run()  # fmt: skip
+        index = tilert.UniqueIndex.checked(self.slots, device)
+        k, v = (x.reshape(-1, hkv, dim) for x in (k, v))
+        kernels.merge_splits(
+            out.partition(1, self.group, 32), k.partition_at(index, 1, 1, 32),
+            v.partition_at(index, 1, 1, 32), acc, best, total,
+            keys.reshape(size, splits, hkv, dim), qkv[:, hq + hkv :],
+        ).run()  # fmt: skip
+        places = self.slots[self.slots >= 0]
+        new = self.slots >= 0
+        before[0][places], before[1][places] = self.keys[new], self.values[new]
+        got = k.numpy().astype(np.float64)
+        # Where f32 and f64 round a key to different neighbours.
+        np.testing.assert_allclose(got, before[0].astype(np.float64), rtol=2**-7, atol=2**-7)
+        np.testing.assert_array_equal(v.numpy(), before[1])
 
 
 # Lengths, (query heads, KV heads, dim), dtype, page, pages a step: one token, none, ends of pages,
@@ -133,6 +195,24 @@ def test_decoding(
     splits: int,
 ) -> None:
     Decoding(gpu, lengths, heads, dtype, page).check(splits, pages)
+    assert is_taken(gpu)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("lengths", "heads", "dtype", "given"),
+    [([70, 1], (4, 1, 128), bf16, f32), ([3, 0, 200], (6, 2, 64), f16, f16),
+     ([130], (20, 2, 64), bf16, bf16)],
+    ids=str,
+)  # fmt: skip
+def test_norms_and_wide_projections(
+    gpu: EmulatedDevice,
+    lengths: list[int],
+    heads: tuple[int, int, int],
+    dtype: DType,
+    given: DType,
+) -> None:
+    Decoding(gpu, lengths, heads, dtype, given=given, norm=True).check(splits=2)
     assert is_taken(gpu)
 
 
@@ -169,10 +249,10 @@ def softmax(o: Mut, q: Ref, k: Ref, v: Ref, wrong: Const[int]):
     m, _ = o.index
     qs = q[m, :]
     rows = o.shape[0]
-    best = full((rows,), float("-inf") if wrong == 8 else -1e30, f32)
-    total = full((rows,), 1.0 if wrong == 1 else 0.0, f32)
-    acc = full(o.shape, 1.0 if wrong == 2 else 0.0, f32)
-    size = 16 if wrong == 9 else 64
+    best = full((rows,), float("-inf") if wrong == 1 else -1e30, f32)
+    total = zeros((rows,), f32)
+    acc = zeros(o.shape, f32)
+    size = 16 if wrong == 2 else 64
     for n in tiles(k, axis=0, size=size):
         x = mma(qs, k[n, :].T, zeros((rows, size), f32))
         if wrong == 3:
@@ -181,7 +261,7 @@ def softmax(o: Mut, q: Ref, k: Ref, v: Ref, wrong: Const[int]):
         if wrong == 4:
             top = maximum(top, total)
         taken = best if wrong == 5 else top
-        weights = exp2(x - (taken[None, :] if wrong == 9 else taken[:, None]))
+        weights = exp2(x - (taken[None, :] if wrong == 2 else taken[:, None]))
         fade = exp2(best - top)
         total = (total if wrong == 6 else total * fade) + sum(weights, axis=1)
         given = fade * fade if wrong == 7 else fade
@@ -205,9 +285,45 @@ def test_keys_in_order(gpu: EmulatedDevice) -> None:
     np.testing.assert_allclose(o.numpy(), want, rtol=0, atol=2.0**-8)
 
 
-@pytest.mark.parametrize("wrong", range(10))
+@tilert.kernel
+def softmax_from(o: Mut, q: Ref, k: Ref, v: Ref):
+    """Attention of computed queries to some keys and to all of k: what comes of the former is what
+    the loop begins with."""
+    m, _ = o.index
+    given = q[m, :].to(f32)
+    qs = (given * 0.5).to(q.dtype)
+    best = sum(given, axis=1)
+    total = full((o.shape[0],), 3.0, f32)
+    acc = given + 1.0
+    for n in tiles(k, axis=0, size=64):
+        x = mma(qs, k[n, :].T, zeros((o.shape[0], 64), f32))
+        top = maximum(best, max(x, axis=1))
+        weights = exp2(x - top[:, None])
+        fade = exp2(best - top)
+        total = total * fade + sum(weights, axis=1)
+        acc = mma(weights.to(v.dtype), v[n, :], acc * fade[:, None])
+        best = top
+    o.store(acc / total[:, None])
+
+
+@needs_compiler
+def test_what_the_loop_begins_with_is_one_more_share(gpu: EmulatedDevice) -> None:
+    rng = np.random.default_rng(0)
+    host = [rng.uniform(-1, 1, (n, 64)).astype(bf16.numpy) for n in (16, 200, 200)]
+    q, k, v = (x.astype(np.float64) for x in host)
+    o = tilert.full((16, 64), float("nan"), f32, gpu)
+    softmax_from(o.partition(8, 64), *(tilert.from_numpy(x, gpu) for x in host)).run()
+    assert is_taken(gpu)
+    k, v = (np.pad(x, ((0, 56), (0, 0))) for x in (k, v))
+    first = np.exp2(q.sum(axis=1, keepdims=True))
+    weights = np.exp2(q / 2 @ k.T)
+    want = (weights @ v + first * (q + 1)) / (weights.sum(axis=1, keepdims=True) + first * 3)
+    np.testing.assert_allclose(o.numpy(), want, rtol=0, atol=2.0**-8)
+
+
+@pytest.mark.parametrize("wrong", range(8))
 def test_what_is_no_online_softmax(wrong: int) -> None:
-    rows = 16 if wrong == 9 else 8
+    rows = 16 if wrong == 2 else 8
     keys = ((256, 64), bf16)
     found = tilert.explain(
         softmax, ((16, 64), f32, (rows, 64)), ((16, 64), bf16), keys, keys,
@@ -230,12 +346,17 @@ def compiled(
     device, group = TargetDevice("sm_90a"), hq // hkv * kv
     acc = tilert.empty((16, 4, hq, dim), f32, device)
     best, total = (tilert.empty((16, 4, hq), f32, device) for _ in range(2))
-    q = tilert.empty((16, hq, dim), dtype, device)
+    new = [tilert.empty((16, 4, hkv, dim // 2), dtype, device) for _ in range(2)]
+    qkv = tilert.empty((16, hq + 2 * hkv, 2, dim // 2), dtype, device)
+    given = qkv[:, :hq], qkv[:, hq : hq + hkv], qkv[:, hq + hkv :].reshape(16, hkv, dim)
     k, v = (tilert.empty((9, page, hkv, dim), dtype, device) for _ in range(2))
     index = [ints(device, np.zeros(shape)) for shape in ((16, 9), 16, 16)]
+    gains = [tilert.empty((2, dim // 2), dtype, device) for _ in range(2)]
+    turns = [tilert.empty((999, dim // 2), f32, device) for _ in range(2)]
     kernels.decode_attention_split(
         acc.partition(1, 1, group, dim), best.partition(1, 1, group),
-        total.partition(1, 1, group), q, k, v, *index, scale=1.0, heads=kv, pages=pages,
+        total.partition(1, 1, group), *(x.partition(1, 1, kv, dim // 2) for x in new), *given, k, v,
+        *index, *gains, *turns, scale=1.0, heads=kv, pages=pages, eps=1e-6, norm=True,
     )  # fmt: skip
     return device
 
@@ -293,6 +414,22 @@ def test_a_mistake_shows(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
         run()
 
 
+MISTAKES_OF_THE_START = {
+    "all steps have the same queries": ("at + k * 64", "at"),
+    "no weight of the new key": ("(int w = 0; w < 5;", "(int w = 0; w < 4;"),
+    "the new value does not fade": ("[r + q] * fade;", "[r + q];"),
+}  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize("mistake", MISTAKES_OF_THE_START)
+def test_a_mistake_of_the_start_shows(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = EmulatedDevice("sm_90a")
+    mistaken(monkeypatch, *MISTAKES_OF_THE_START[mistake], kernel="decode_attention_split")
+    with pytest.raises(AssertionError):
+        Decoding(device, [5, 70], (16, 4, 128), norm=True).check(splits=2)
+
+
 @needs_compiler
 def test_totals_of_lanes_that_are_not_put_together_show(
     gpu: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
@@ -335,7 +472,9 @@ def test_machine_code() -> None:
     assert found["HMMA.16816.F32.BF16"] == 8 + 8
     assert found["UTMALDG.4D"] == 4
     assert found["MOVM.16.MT88"] == 2
-    assert found["LDSM.16.M88.4"] == found["LDSM.16.MT88.4"] == 8
+    assert found["LDSM.16.M88.4"] == 8 + 4
+    assert found["LDSM.16.MT88.4"] == 8
     assert not [name for name in found if re.match(r"(LDL|STL|LDGSTS)\b", name)]
-    # No barrier of the block in the loop: at the start, and twice where shares are joined.
-    assert found["BAR.SYNC.DEFER_BLOCKING"] == 3
+    # No barrier of the block in the loop: at the start, where queries are handed on, and twice
+    # where shares are joined.
+    assert found["BAR.SYNC.DEFER_BLOCKING"] == 1 + 1 + 2

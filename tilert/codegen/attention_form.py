@@ -1,10 +1,11 @@
 """Which kernels the attention schedules of sm_90a take: two products, one of which feeds the other.
 
 It takes a kernel with one loop, by itself or in another one, that has two products and no more. The
-left operand of the first lies still while the loop runs; its result goes through elementwise work,
-reductions and branches, and as 16-bit floats to the left of the second, which adds to what the loop
-carries, multiplied by a factor a row at most. The right operands are tiles that each step has
-copied, the first transposed. Whatever comes before and after the loops is up to the kernel.
+left operand of the first is loaded before the loop, or computed there if it has few rows. Its
+result goes through elementwise work, reductions and branches, and as 16-bit floats to the left of
+the second, which adds to what the loop carries, multiplied by a factor a row at most. The right
+operands are tiles that each step has copied, the first transposed. Whatever comes before and after
+the loops is up to the kernel.
 
 Tiles of whole 64 rows are for warpgroups (`attention.py`). Of up to 16 rows the keys are shared out
 to warps (`row_attention.py`), where the loop is an online softmax (`shares.py`).
@@ -165,7 +166,8 @@ def find_form(function: Function) -> Form:
         raise Unfit("the sums of the second product are more than carried and scaled by rows")
     if keys is None or values is None:
         raise Unfit("the copy engine cannot bring a right operand as products want it")
-    if not _stays(left, path) or readers[left] != [first]:
+    few = first.result.shape[0] <= FEW_ROWS
+    if not _stays(left, path, few) or readers[left] != [first]:
         raise Unfit("the left operand of the first product is not loaded before the loop")
     form = Form(function, path, first, second, narrowed, scaling, keys, values, maps)
     if odd := [op.name for op in form.between if not _computes(op)]:
@@ -177,7 +179,7 @@ def find_form(function: Function) -> Form:
             total = _total(op, form, readers)
             if total is not None:
                 form.partial[op] = total
-    if first.result.shape[0] <= FEW_ROWS:
+    if few:
         if len(path) > 1:
             raise Unfit("few rows are shared out by keys, and the loop is in another one")
         form.shares = find_shares(function.body, loop, scaling, narrowed, second, form.between)
@@ -392,11 +394,12 @@ def _pages(reshape: Op, load: Op) -> list[Op]:
     return [*ops, joined]
 
 
-def _stays(left: Value, path: list[Op]) -> bool:
-    """Whether the left operand is loaded outside of the loops."""
+def _stays(left: Value, path: list[Op], computed: bool) -> bool:
+    """Whether the left operand is loaded, or perhaps computed, outside of the loops."""
     op = left.op
-    inside = op is not None and any(op in loop.regions[0].ops for loop in path)
-    return op is not None and op.name == "load" and not inside
+    if op is None or any(op in loop.regions[0].ops for loop in path):
+        return False
+    return computed or op.name == "load"
 
 
 def _computes(op: Op) -> bool:

@@ -8,9 +8,9 @@ do sooner; see `tilert.cuda_graph` for who sets it.
 from collections.abc import Sequence
 
 from tilert.codegen.emit import c_name
-from tilert.ir import Function
+from tilert.ir import Function, Op, walk
 
-__all__ = ["AT_ONCE", "END", "MOST_EARLY", "PARAMETER", "START", "begin"]
+__all__ = ["AT_ONCE", "END", "MOST_EARLY", "PARAMETER", "START", "begin", "first_wait", "unless"]
 
 MOST_EARLY = 31
 """Operands that have a bit in the word, from the lowest on: those that a kernel can read ahead."""
@@ -29,6 +29,27 @@ END = ["  later_grids_may_start();"]
 """What a kernel does last. Earlier, waiting blocks may take the places of running ones."""
 
 
+def first_wait(function: Function) -> tuple[Op | None, tuple[int, ...]]:
+    """The operation before which a kernel has to wait if it has read ahead, and the numbers of the
+    parameters that it reads before: Refs, up to where something else is done with memory.
+
+    Registers are then full when the kernel before is complete, and what follows is to store them.
+    """
+    numbers = {param.name: number for number, param in enumerate(function.params)}
+    read: dict[int, None] = {}
+    # Where a program's piece is, is read from memory at the beginning.
+    for op in function.body.ops if not any(p.indexed for p in function.params) else ():
+        inner = [op, *(o for region in op.regions for o in walk(region))]
+        loads = [o.attrs["param"] for o in inner if o.name == "load"]
+        if any(o.name in _OTHERS for o in inner) or any(p.kind != "ref" for p in loads):
+            return op, tuple(read) if len(read) <= MOST_EARLY else ()
+        read |= dict.fromkeys(numbers[p.name] for p in loads)
+    return None, ()
+
+
+_OTHERS = {"load_piece", "store_piece", "accumulate_piece", "pieces", "print", "check"}
+
+
 def begin(function: Function, ahead: Sequence[str] = (), bits: int = 0) -> list[str]:
     """What a kernel does before it touches memory of the device that others may write.
 
@@ -38,12 +59,22 @@ def begin(function: Function, ahead: Sequence[str] = (), bits: int = 0) -> list[
     Args:
         ahead: what comes before the wait where the word has all of `bits`, and else behind it.
     """
+    first = unless(function, bits)[:1] + list(ahead) if ahead else []
+    # To wait once more costs nothing, and what follows has waited whatever the word is.
+    return [*first, "  wait_for_earlier_grids();", *_behind(function)]
+
+
+def unless(function: Function, bits: int) -> list[str]:
+    """What a kernel does before it reads ahead: it waits, unless the word has all of `bits`. Behind
+    what it reads comes `begin`."""
+    wait = f"  if ((early & {bits}u) != {bits}u) wait_for_earlier_grids();"
+    return [wait, *_behind(function)]
+
+
+def _behind(function: Function) -> list[str]:
     pointers = [
         c_name(function.params[arg.param]) + "_map" * (arg.kind == "index")
         for arg in function.abi()
         if arg.kind in ("pointer", "index")
     ]
-    wait = "wait_for_earlier_grids();"
-    # To wait once more costs nothing, and what follows has waited whatever the word is.
-    first = [f"  if ((early & {bits}u) != {bits}u) {wait}", *ahead] if ahead else []
-    return [*first, f"  {wait}", *(f"  behind({p});" for p in pointers)]
+    return [f"  behind({pointer});" for pointer in pointers]

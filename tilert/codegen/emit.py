@@ -51,11 +51,14 @@ _CALL = {
     **{name: f"{name}f" for name in (*FLOAT_FUNCTIONS, "pow", "atan2")},
     "round": "rintf",
     "fma": "fmaf",
+    "rsqrt": "op_rsqrt",
     "minimum": "op_minimum",
     "maximum": "op_maximum",
     "floordiv": "op_floordiv",
     "mod": "op_mod",
 }
+# Of operations that may be some ulps off, see `streaming.coarse`.
+_COARSE = {"div": "quotient", "rsqrt": "rsqrtf"}
 # Loops of at most this many known iterations are unrolled whole, longer ones by UNROLL.
 WHOLE = 8
 UNROLL = 4
@@ -84,6 +87,7 @@ class Emitter:
         ahead: what comes before the wait for earlier kernels.
         early: whether it is a step that has its weights so that is written now.
         before_wait: lines that stand there.
+        waits: the operation before which a kernel waits that reads ahead, and how.
         window: the registers of tiles that are written now, None for all. Whoever sets it sees to
             it that nothing written meanwhile needs another thread's elements.
     """
@@ -110,6 +114,7 @@ class Emitter:
         self.ahead: Ahead | None = None
         self.early = False
         self.before_wait: list[str] = []
+        self.waits: tuple[Op | None, list[str]] = None, []
 
     # -- text --------------------------------------------------------------------------------
 
@@ -230,6 +235,8 @@ class Emitter:
         """Emit one operation."""
         from tilert.codegen import ahead, control, debug, grid, matmul, memory, movement, tile_moves
 
+        if op is self.waits[0]:
+            self.lines += self.waits[1]
         if self.early and self.ahead is not None and op in self.ahead.loads:
             ahead.take(self, self.ahead, op)
             return
@@ -265,9 +272,14 @@ class Emitter:
         """Constants, coordinates and everything that works element by element."""
         result = op.result
         self.declare(result)
+        factors = self.plan.triples.get(op)
+        self.helpers |= {"triple"} if factors else set()
         with self.each(self.registers(result)) as r:
-            args = [self.at(a, r) for a in op.args]
-            self.line(f"{self.at(result, r)} = {self.expression(op, args, r)};")
+            args = [self.at(a, r) for a in factors or op.args]
+            text = (
+                f"product_of_three({', '.join(args)})" if factors else self.expression(op, args, r)
+            )
+            self.line(f"{self.at(result, r)} = {text};")
 
     def expression(self, op: Op, args: list[str], register: str) -> str:
         """C++ of one element of an elementwise result."""
@@ -297,7 +309,9 @@ class Emitter:
         if narrow:
             args = [f"f32_of({a})" for a in args]
         if op in self.plan.coarse:
-            return f"quotient({', '.join(args)})"
+            return f"{_COARSE[op.name]}({', '.join(args)})"
+        if op.name == "rsqrt":
+            self.helpers.add("rsqrt")
         text = _formula(op.name, args, operand)
         return (
             f"to<{c_type(operand)}>::from({text})" if narrow and result.dtype == operand else text

@@ -8,7 +8,7 @@ from tilert.codegen.ahead import begin_early, find_ahead
 from tilert.codegen.attention import Attention, write_attention
 from tilert.codegen.attention_form import find_form
 from tilert.codegen.debug import without_debugging
-from tilert.codegen.early import END, PARAMETER, START, begin
+from tilert.codegen.early import END, PARAMETER, START, begin, first_wait, unless
 from tilert.codegen.emit import Emitter, c_name, c_type
 from tilert.codegen.grid import coordinates, grid_extents
 from tilert.codegen.helpers import with_needed
@@ -19,7 +19,7 @@ from tilert.codegen.prelude import PRELUDE
 from tilert.codegen.ring import find_ring
 from tilert.codegen.row_attention import RowAttention, write_rows
 from tilert.codegen.schedules import VARIABLE, enabled
-from tilert.codegen.streaming import coarse_divisions, lift_loads
+from tilert.codegen.streaming import coarse, is_row_sum, lift_loads, triples
 from tilert.codegen.unfit import Unfit
 from tilert.dtypes import i8
 from tilert.fault import Site
@@ -45,6 +45,7 @@ class CudaSource:
         waits: whether it waits for earlier grids itself, on targets where grids can. Its last
             argument then says what it may do sooner (`early.py`).
         early: numbers of the parameters that it can read before it waits, by the bits of that word.
+        whole: whether it does that with all of them or none.
         schedule: how the work is done. "streaming" has no products; "skinny" takes weights through
             registers for a few rows; "staged" multiplies with mma.sync what is copied to shared
             memory; "pipelined", "thin" and "attention" are those of sm_90a; "unsafe" is text that
@@ -61,6 +62,7 @@ class CudaSource:
     walks: bool = False
     waits: bool = False
     early: tuple[int, ...] = ()
+    whole: bool = False
     schedule: str = "unsafe"
     refused: tuple[tuple[str, str], ...] = ()
 
@@ -91,11 +93,15 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
         lift_loads(lowered, threads)
     plan = make_plan(lowered, threads)
     plan.streams = streams
-    plan.coarse = set() if schedule == "staged" else coarse_divisions(lowered)
+    plan.coarse = set() if schedule == "staged" else coarse(lowered)
+    plan.triples = triples(lowered) if streams else {}
     emitter = Emitter(lowered, plan, checks)
     ahead = find_ahead(emitter) if schedule == "skinny" and not checks else None
     if ahead is not None:
         begin_early(emitter, ahead)
+    first, read = first_wait(lowered) if streams and not checks else (None, ())
+    if read:
+        emitter.waits = first, begin(function)
     emitter.block(lowered.body)
     entry = f"{function.name}_kernel"
     shared = plan.shared_bytes + -(-emitter.scratch_bytes // 16) * 16
@@ -103,12 +109,16 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
     # Where a piece is placed by an index map, it is read from memory.
     where = [bounds.place(grid_extents(function))] * checked
     where += [*coordinates(function), *emitter.head]
-    wait = begin(function, emitter.before_wait, (1 << len(ahead.params)) - 1 if ahead else 0)
+    early = ahead.params if ahead else read
+    bits = (1 << len(early)) - 1
+    wait = unless(function, bits) if read else begin(function, emitter.before_wait, bits)
     parameters = [*_parameters(function), *bounds.PARAMETERS * checked, PARAMETER]
+    # Without a number of blocks the assembler moves loads behind the sum that hides their latency.
+    blocks = ", 1" if streams and is_row_sum(function) else ""
     lines = [
         PRELUDE,
         *with_needed(emitter.helpers | _types(lowered)),
-        f'extern "C" __global__ void __launch_bounds__({threads})',
+        f'extern "C" __global__ void __launch_bounds__({threads}{blocks})',
         f"{entry}({', '.join(parameters)}) {{",
         "  extern __shared__ __align__(128) char smem[];",
         f"  char* const scratch = smem + {plan.shared_bytes}; (void)scratch;",
@@ -121,7 +131,7 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
     ]
     return CudaSource(
         "\n".join(lines), entry, threads, shared, tuple(emitter.sites) or None, waits=True,
-        early=ahead.params if ahead else (), schedule=schedule, refused=tuple(refused.items()),
+        early=early, whole=bool(early), schedule=schedule, refused=tuple(refused.items()),
     )  # fmt: skip
 
 

@@ -98,6 +98,20 @@ DEV words4 philox(u32 k0, u32 k1, u32 c0, u32 c1) {
   return words4{{a, b, c, d}};
 }
 """,
+    "rsqrt": r"""
+// Half an ulp off, where the instruction alone is two: one more step of Newton's method, in which
+// the product x r is known to twice the digits. It gives NaN where r is 0 or infinite.
+DEV float op_rsqrt(float x) {
+  const float r = rsqrtf(x), high = x * r, low = fmaf(x, r, -high);
+  const float rest = fmaf(-low, r, fmaf(-high, r, 1.0f));
+  return rest == rest ? fmaf(0.5f * r, rest, r) : r; }
+""",
+    "triple": r"""
+// a b c rounded once, not twice. Where that overflows on the way it is no number.
+DEV float product_of_three(float a, float b, float c) {
+  const float p = a * b, twice = p * c, once = fmaf(p, c, fmaf(a, b, -p) * c);
+  return once == once ? once : twice; }
+""",
     "normal": r"""
 // (((c0 x + c1) x + c2) x + c3) x, every step rounded on its own.
 DEV float series(float c0, float c1, float c2, float c3, float x) {

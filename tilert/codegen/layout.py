@@ -15,7 +15,6 @@ __all__ = [
     "Layout",
     "blocked",
     "mma_accumulator",
-    "mma_queries",
     "mma_swapped",
     "thin_left",
     "wgmma_accumulator",
@@ -243,18 +242,6 @@ def mma_swapped(m: int, n: int, warps: int) -> Layout:
     if tiles > 1:
         rows.append(Factor("r", tiles, 4 * columns))
     return Layout((m, n), (_columns(columns), tuple(rows)))
-
-
-def mma_queries(m: int, k: int) -> Layout:
-    """m rows as the right operand of mma.m16n8k16 (PTX ISA, "Matrix Fragments for
-    mma.m16n8k16"), transposed, the same in every warp. Past `m` the layout is padded.
-
-    Registers `(j * steps + s) * 4` to `+ 3` are rows 8 j to 8 j + 7 of the 16 columns s.
-    """
-    steps = k // 16
-    rows = [Factor("t", 8, 4), *([Factor("r", -(-m // 8), 4 * steps)] if m > 8 else [])]
-    columns = [Factor("r", 2, 1), Factor("t", 4, 1), Factor("r", 2 * steps, 2)]
-    return Layout((m, k), (tuple(rows), tuple(columns)))
 
 
 def _columns(count: int) -> tuple[Factor, ...]:

@@ -450,4 +450,8 @@ def _write(e: Emitter, value: Value, where: Address, pointer: str, layout: Layou
         e.line("#pragma unroll")
         e.line(f"for (int q = 0; q < {v}; ++q) u.e[q] = {e.names[value]}[r + q];")
         guard = f"if ({' && '.join(conditions)}) " if conditions else ""
-        e.line(f"{guard}*({word}*)({pointer} + ({offset})) = u.v;")
+        target = f"{pointer} + ({offset})"
+        if e.plan.streams and word == "vec16":
+            e.line(f"{guard}store16({target}, u.v);")
+        else:
+            e.line(f"{guard}*({word}*)({target}) = u.v;")

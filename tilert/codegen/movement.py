@@ -9,6 +9,8 @@ from tilert.codegen.layout import Layout
 from tilert.dtypes import DType, f32, i32
 from tilert.ir import Op, Value
 
+_CHAINS = 4
+
 __all__ = ["broadcast", "combine", "reduce", "relayout", "reshape", "transpose"]
 
 
@@ -180,16 +182,18 @@ def _begin(e: Emitter, op: Op) -> _Reduction:
     working = f32 if source.dtype.is_narrow else source.dtype
     out = layout.without(axis)
     acc = e.fresh()
-    e.line(f"{c_type(working)} {acc}[{out.registers}];")
-    with e.each(out.registers) as r:
+    chains = _chains(e, layout.registers) if out.registers == 1 else 1
+    e.line(f"{c_type(working)} {acc}[{out.registers * chains}];")
+    with e.each(out.registers * chains) as r:
         e.line(f"{acc}[{r}] = {_identity(kind, working)};")
-    target = _target_register(layout, out, axis)
+    target = _target_register(layout, out, axis) if chains == 1 else f"{{r}} % {chains}"
     with e.each(layout.registers) as r:
         guard = f"{e.index(layout, axis, r)} < {layout.shape[axis]}" if layout.padded(axis) else ""
         element = convert(e.at(source, r), source.dtype, working)
         place = f"{acc}[{target.format(r=r)}]"
         combined = combine(kind, place, element)
         e.line(f"{f'if ({guard}) ' if guard else ''}{place} = {combined};")
+    _join(e, acc, chains, kind)
     return _Reduction(op, acc, working, layout, out)
 
 
@@ -203,6 +207,23 @@ def _lanes(layout: Layout, axis: int) -> list[int]:
                 found.append(step)
                 step *= 2
     return found
+
+
+def _chains(e: Emitter, count: int) -> int:
+    """By how many results so many elements are combined, before those are.
+
+    Several are there sooner than one, and sums of fewer elements lose less. They take registers,
+    of which only what streams has enough.
+    """
+    return _CHAINS if e.plan.streams and count >= 2 * _CHAINS and count % _CHAINS == 0 else 1
+
+
+def _join(e: Emitter, acc: str, chains: int, kind: str) -> None:
+    """Combine the results of chains in pairs, into the first."""
+    while chains > 1:
+        chains //= 2
+        for i in range(chains):
+            e.line(f"{acc}[{i}] = {combine(kind, f'{acc}[{i}]', f'{acc}[{i + chains}]')};")
 
 
 def _target_register(layout: Layout, out: Layout, axis: int) -> str:
@@ -250,15 +271,19 @@ def _across_warps(e: Emitter, found: Sequence[_Reduction]) -> None:
     e.line("__syncthreads();")
     for one, scratch in zip(found, places, strict=True):
         ways = _warp_ways(one.layout, one.axis)[0]
+        chains = _chains(e, ways)
         with e.each(one.out.registers) as r:
             guard = e.inside(one.out, r)
+            at = f"{scratch}[w * {math.prod(one.out.shape)} + {e.flat(one.out, r)}]"
             with e.braces(f"if ({guard})" if guard else ""):
-                e.line(f"{c_type(one.working)} t = {scratch}[{e.flat(one.out, r)}];")
+                e.line(f"{c_type(one.working)} t[{chains}];")
                 e.line("#pragma unroll")
-                e.line(f"for (int w = 1; w < {ways}; ++w)")
-                at = f"w * {math.prod(one.out.shape)} + {e.flat(one.out, r)}"
-                e.line(f"  t = {combine(one.kind, 't', f'{scratch}[{at}]')};")
-                e.line(f"{one.acc}[{r}] = t;")
+                e.line(f"for (int w = 0; w < {chains}; ++w) t[w] = {at};")
+                e.line("#pragma unroll")
+                e.line(f"for (int w = {chains}; w < {ways}; ++w)")
+                e.line(f"  t[w % {chains}] = {combine(one.kind, f't[w % {chains}]', at)};")
+                _join(e, "t", chains, one.kind)
+                e.line(f"{one.acc}[{r}] = t[0];")
 
 
 def _finish(e: Emitter, result: Value, out: Layout, acc: str, working: DType) -> None:

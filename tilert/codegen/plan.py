@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from tilert.codegen.layout import Layout, blocked, mma_accumulator, wgmma_accumulator
 from tilert.codegen.lower import is_thin, uses
+from tilert.codegen.shares import JOIN
 from tilert.codegen.streaming import streaming_threads
 from tilert.dtypes import bf16, f16
 from tilert.ir import Block, Function, Op, Value, walk
@@ -76,7 +77,9 @@ class Plan:
         direct: mma operations whose left operand is taken from registers.
         shared_bytes: shared memory of the operands; scratch follows it.
         least_bytes: fewest bytes for which one access moves several elements.
-        coarse: divisions of f32 that may be some ulps off, see `streaming.coarse_divisions`.
+        spread: whether small tiles are in all threads, rather than in vectors of 16 bytes.
+        coarse: operations of f32 that may be some ulps off, see `streaming.coarse`.
+        triples: the three factors of what is rounded once, see `streaming.triples`.
         streams: whether it is under the streaming schedule (`streaming.py`).
     """
 
@@ -91,7 +94,9 @@ class Plan:
     direct: set[Op] = field(default_factory=set)
     shared_bytes: int = 0
     least_bytes: int = 8
+    spread: bool = False
     coarse: set[Op] = field(default_factory=set)
+    triples: dict[Op, tuple[Value, ...]] = field(default_factory=dict)
     streams: bool = False
 
     def accumulator(self, product: Op) -> Layout:
@@ -135,11 +140,15 @@ def make_group_plan(function: Function, groups: tuple[int, int]) -> Plan:
 
 
 def make_share_plan(
-    function: Function, threads: int, sums: dict[Op, Layout], lefts: dict[Value, Layout]
+    function: Function,
+    threads: int,
+    sums: dict[Op, Layout],
+    lefts: dict[Value, Layout],
+    spread: bool = False,
 ) -> Plan:
     """Layouts of a function whose products' sums and left operands lie as said, where right ones
     are placed elsewhere."""
-    plan = Plan(threads, sums=sums, lefts=lefts, least_bytes=4)
+    plan = Plan(threads, sums=sums, lefts=lefts, least_bytes=4, spread=spread)
     _assign_layouts(function, plan)
     return plan
 
@@ -252,6 +261,10 @@ def _assign_layouts(function: Function, plan: Plan) -> None:
             elif op.name in ("scan", "sort"):
                 for r in op.results:
                     classes.union(op.args[0], r)
+            elif op.name == JOIN:
+                # What the loop began with is added to the sums where they are.
+                for a in op.args[5:]:
+                    classes.union(a, op.results[2])
             elif op.name == "take":
                 classes.union(op.args[1], op.result)
             elif op.name == "reduce":
@@ -299,7 +312,10 @@ def _assign_layouts(function: Function, plan: Plan) -> None:
             break
         root = max(open_, key=lambda v: (v.type.numel, len(v.shape)))
         feeding = _feeding(root, members, classes, relations)
-        found[root] = blocked(root.shape, _vector(feeding), plan.threads)
+        vector = _vector(feeding)
+        while plan.spread and vector > 1 and vector * plan.threads > root.type.numel:
+            vector //= 2
+        found[root] = blocked(root.shape, vector, plan.threads)
     for v in list(classes.parent):
         if v.shape:
             plan.layouts[v] = found[classes.find(v)]

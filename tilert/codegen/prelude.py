@@ -105,6 +105,10 @@ DEV vec16 load16(const void* p, bool ok, vec16 v) {
   asm("{ .reg .pred q; setp.ne.u32 q, %5, 0;\n\t"
     "@q ld.global" ONLY_READ ".v4.u32 {%0,%1,%2,%3}, [%4]; }"
     : "+r"(v.w[0]), "+r"(v.w[1]), "+r"(v.w[2]), "+r"(v.w[3]) : "l"(p), "r"((u32)ok)); return v; }
+// One store, where what is stored as it was loaded becomes four of 4 bytes else.
+DEV void store16(void* p, vec16 v) {
+  asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};"
+    :: "l"(p), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]) : "memory"); }
 
 DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 DEV void copy_async16(u32 dst, const void* src, bool valid) {

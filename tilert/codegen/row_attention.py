@@ -8,6 +8,8 @@ Products are mma.sync with the sides swapped, so that the 16 rows of the instruc
 then columns of the values, and few rows of queries are its 8 columns.
 """
 
+from math import gcd
+
 from tilert.codegen.attention import set_up
 from tilert.codegen.attention_form import KEYS, Form, Side, scalars
 from tilert.codegen.control import begin_loop, carry, note_bounds
@@ -23,11 +25,12 @@ from tilert.codegen.hopper import (
     TEMPLATES,
     copy_box,
 )
-from tilert.codegen.layout import Layout, mma_queries, mma_swapped
+from tilert.codegen.layout import Layout, blocked, mma_swapped
 from tilert.codegen.movement import combine
 from tilert.codegen.pipelined import copy_tile
 from tilert.codegen.plan import Plan, make_share_plan
 from tilert.codegen.shares import JOIN, Shares
+from tilert.codegen.streaming import lift_loads
 from tilert.dtypes import f32
 from tilert.ir import Function, Op, Value
 from tilert.tensor_map import ROW_BYTES
@@ -58,6 +61,7 @@ class RowAttention:
 
     def __init__(self, form: Form, shares: Shares, stages: int) -> None:
         function = form.function
+        lift_loads(function, LANES * form.warps)
         plan = _plan(form, shares)
         self.threads = plan.threads + LANES
         barriers = stages * form.stage_bytes
@@ -103,9 +107,9 @@ def _plan(form: Form, shares: Shares) -> Plan:
         first: mma_swapped(*_extents(first), form.warps),
         second: mma_swapped(*_extents(second), 1),
     }
-    plan = make_share_plan(form.function, LANES * form.warps, sums, {})
+    plan = make_share_plan(form.function, LANES * form.warps, sums, {}, spread=True)
     queries = first.args[0]
-    plan.layouts[queries] = mma_queries(*_extents(first)[:1], queries.shape[1])
+    plan.layouts.setdefault(queries, blocked(queries.shape, 8, plan.threads))
     return plan
 
 
@@ -189,10 +193,10 @@ class RowConsumer(Emitter):
             self._join(op)
         elif op in (self._shares.largest, self._shares.added):
             self._reduce(op)
+        elif op is self._form.first.args[0].op:
+            self._place_queries(op)
         else:
             super().op(op)
-        if op is self._form.first.args[0].op:
-            self._pack_queries(op.result)
 
     def expression(self, op: Op, args: list[str], register: str) -> str:
         """See `Emitter`."""
@@ -200,12 +204,50 @@ class RowConsumer(Emitter):
             return f"quick_exp2({args[0]})"
         return super().expression(op, args, register)
 
-    def _pack_queries(self, queries: Value) -> None:
+    def _place_queries(self, op: Op) -> None:
+        """Lay the left operand down in shared memory, and take it as products want it."""
+        m, depth = op.result.shape
+        parts = op.args if op.name == "concat" and op.attrs["axis"] == 1 else op.results
+        if parts is op.results:
+            super().op(op)
+        # Rows lie in different banks.
+        pitch = depth * 2 + 16
+        if not self.clean:
+            self.line("__syncthreads();")
+        self.scratch(m * pitch)
+        column = 0
+        for part in parts:
+            self._lay_down(part, pitch, column)
+            column += part.shape[1]
+        self.line("__syncthreads();")
         self._queries = self.fresh("queries")
-        count, name = self.registers(queries) // 2, self.names[queries]
-        self.line(f"u32 {self._queries}[{count}];")
-        with self.each(count) as r:
-            self.line(f"{self._queries}[{r}] = pack({name}[2 * {r}], {name}[2 * {r} + 1]);")
+        steps = depth // 32
+        self.line(f"u32 {self._queries}[{self._columns * steps * 4}];")
+        with self.braces():
+            # Past the last row products are nobody's.
+            rows = f"min(j * 8 + threadIdx.x % 8, {m - 1})"
+            self.line("#pragma unroll")
+            with self.braces(f"for (int j = 0; j < {self._columns}; ++j)"):
+                at = f"shared_address(scratch) + {rows} * {pitch} + threadIdx.x % 32 / 8 * 16"
+                self.line(f"const u32 at = {at};")
+                self.line("#pragma unroll")
+                target = f"&{self._queries}[(j * {steps} + k) * 4]"
+                self.line(f"for (int k = 0; k < {steps}; ++k) ldmatrix4({target}, at + k * 64);")
+
+    def _lay_down(self, part: Value, pitch: int, column: int) -> None:
+        layout, name, ctype = self.layout(part), self.names[part], c_type(part.dtype)
+        inner = layout.axes[1][:1]
+        wide = inner and inner[0].kind == "r" and inner[0].stride == 1
+        count = gcd(inner[0].size, 8) if wide else 1
+        word = {8: "vec16", 4: "vec8", 2: "u32", 1: "u16"}[count]
+        self.line("#pragma unroll")
+        with self.braces(f"for (int r = 0; r < {layout.registers}; r += {count})"):
+            guard = self.inside(layout, "r")
+            row, col = (self.index(layout, axis, "r") for axis in (0, 1))
+            self.line(f"union {{ {word} v; {ctype} e[{count}]; }} u;")
+            self.line(f"for (int q = 0; q < {count}; ++q) u.e[q] = {name}[r + q];")
+            place = f"scratch + {row} * {pitch} + ({col} + {column}) * 2"
+            self.line(f"{f'if ({guard}) ' if guard else ''}*({word}*)({place}) = u.v;")
 
     def joint(self, ops: list[Op]) -> list[Op]:
         """See `Emitter`; rows of scores are reduced in ways of their own."""
@@ -326,7 +368,7 @@ class RowConsumer(Emitter):
     def _join(self, op: Op) -> None:
         """Put together what the warps have found, through the ring, which nothing is copied to."""
         shares, (m, n), warps = self._shares, self._form.second.result.shape, self._form.warps
-        best, total, sums = (self.names[v] for v in op.args)
+        best, total, sums = (self.names[v] for v in op.args[:3])
         # Rows of sums lie in different banks.
         pitch = n + 4
         found, parts = self.fresh("found"), self.fresh("parts")
@@ -345,27 +387,43 @@ class RowConsumer(Emitter):
             row, col = self.index(own, 0, r), self.index(own, 1, r)
             place = f"{parts}[(warp * {m} + {row}) * {pitch} + {col}]"
             self.line(f"if ({row} < {m}) {place} = {sums}[{r}];")
+        for number, v in enumerate(op.args[3:5]):
+            self._found_before(v, found, number)
         self.line("__syncthreads();")
         for v in op.results:
             name, layout = self.declare(v), self.layout(v)
             if v is op.results[2]:
-                self._joined_sums(name, layout, found, parts, pitch)
+                began = self.names[op.args[5]] if self._begins else ""
+                self._joined_sums(name, layout, found, parts, pitch, began)
             else:
                 self._joined(name, layout, found, v is op.results[0])
 
+    @property
+    def _begins(self) -> bool:
+        """Whether there is one more share, of what the loop began with."""
+        return len(self._shares.join.args) > 3
+
+    def _found_before(self, v: Value, found: str, number: int) -> None:
+        """Put what the loop began with beside what the warps have found."""
+        m, warps, layout = self._form.second.result.shape[0], self._form.warps, self.layout(v)
+        with self.each(layout.registers) as r:
+            guard, row = self.inside(layout, r), self.index(layout, 0, r)
+            target = f"{found}[({warps * m} + {row}) * 2 + {number}]"
+            self.line(f"{f'if ({guard}) ' if guard else ''}{target} = {self.at(v, r)};")
+
     def _top(self, found: str, row: str) -> None:
         """Declare `row` and `top`, the row's largest score of all warps."""
-        m, warps = self._form.second.result.shape[0], self._form.warps
+        m, shares = self._form.second.result.shape[0], self._form.warps + self._begins
         self.line(f"const int row = {row};")
         self.line(f"float top = {found}[row * 2];")
         self.line("#pragma unroll")
         self.line(
-            f"for (int w = 1; w < {warps}; ++w)"
+            f"for (int w = 1; w < {shares}; ++w)"
             f" top = op_maximum(top, {found}[(w * {m} + row) * 2]);"
         )
 
     def _joined(self, name: str, layout: Layout, found: str, best: bool) -> None:
-        m, warps = self._form.second.result.shape[0], self._form.warps
+        m, shares = self._form.second.result.shape[0], self._form.warps + self._begins
         with self.each(layout.registers) as r:
             guard = self.inside(layout, r)
             self.line(f"{name}[{r}] = 0.0f;")
@@ -375,11 +433,13 @@ class RowConsumer(Emitter):
                     self.line(f"{name}[{r}] = top;")
                 else:
                     self.line("#pragma unroll")
-                    with self.braces(f"for (int w = 0; w < {warps}; ++w)"):
+                    with self.braces(f"for (int w = 0; w < {shares}; ++w)"):
                         self.line(f"const float* const its = {found} + (w * {m} + row) * 2;")
                         self.line(f"{name}[{r}] += its[1] * quick_exp2(its[0] - top);")
 
-    def _joined_sums(self, name: str, layout: Layout, found: str, parts: str, pitch: int) -> None:
+    def _joined_sums(
+        self, name: str, layout: Layout, found: str, parts: str, pitch: int, began: str
+    ) -> None:
         m, warps = self._form.second.result.shape[0], self._form.warps
         inner = layout.axes[1][:1]
         wide = bool(inner) and inner[0].kind == "r" and inner[0].stride == 1
@@ -391,6 +451,11 @@ class RowConsumer(Emitter):
             self.line(f"for (int q = 0; q < {vector}; ++q) {name}[r + q] = 0.0f;")
             with self.braces(f"if ({guard})" if guard else ""):
                 self._top(found, self.index(layout, 0, "r"))
+                if began:
+                    at = f"{found}[({warps * m} + row) * 2]"
+                    self.line(f"const float fade = quick_exp2({at} - top);")
+                    each = f"for (int q = 0; q < {vector}; ++q)"
+                    self.line(f"{each} {name}[r + q] = {began}[r + q] * fade;")
                 self.line("#pragma unroll")
                 with self.braces(f"for (int w = 0; w < {warps}; ++w)"):
                     self.line(f"union {{ {word} v; float e[{vector}]; }} u;")

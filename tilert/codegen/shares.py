@@ -2,7 +2,8 @@
 
 A loop carries the largest score so far, the sum of weights, and their sum of values, and makes all
 smaller where a larger score comes (Milakov and Gimelshein 2018). With zeros to begin with, the
-loop can run on any part of the keys by itself: what parts have found is joined by the same rule.
+loop can run on any part of the keys by itself: what parts have found is joined by the same rule. So
+is what it began with, where that is more than zeros: it counts as one more part.
 The largest score has to begin with a number, for there may be parts of which no key is seen.
 """
 
@@ -11,12 +12,18 @@ from math import isfinite
 
 from tilert.codegen.lower import is_zero
 from tilert.codegen.unfit import Unfit
+from tilert.dtypes import f32
 from tilert.ir import Block, Op, Value, walk
+from tilert.ops import make
 
 __all__ = ["JOIN", "Shares", "find_shares"]
 
 JOIN = "join"
-"""Operation behind the loop: results of the whole from those of each share."""
+"""Operation behind the loop: results of the whole from those of each share, and from what the loop
+began with, where that is given too."""
+
+LOWEST = -3e38
+"""The largest score of no keys."""
 
 
 @dataclass(eq=False)
@@ -25,7 +32,8 @@ class Shares:
 
     Attributes:
         best, total, sums: its results, of each share.
-        join: the operation with these and the results of the whole, in the same order.
+        join: the operation with these, and what the loop began with unless that was nothing, and
+            the results of the whole, in the same order.
         largest, added: the reductions of scores and of weights in the loop.
     """
 
@@ -76,7 +84,7 @@ def find_shares(
     after = out.args[carried.index(total)]
     faded = next((a for a in _arguments(after, "add") if total in _arguments(a, "mul")), None)
     added = _other(after, "add", faded)
-    begins = [loop.args[3 + carried.index(v)] for v in (total, sums)]
+    begins = [loop.args[3 + carried.index(v)] for v in (best, total, sums)]
     known = [top.op, largest.op, fade.op, weights.op, narrowed, scaling, second, after.op]
     known += [v.op for v in (faded, added) if v is not None]
     found |= {op for op in known if op is not None}
@@ -85,14 +93,16 @@ def find_shares(
         and _reduces(added, "sum", weights)
         and _other(faded, "mul", total) is fade
         and out.args[carried.index(sums)] is second.result
-        and all(is_zero(v) for v in begins)
-        and _is_finite(loop.args[3 + carried.index(best)])
+        and _is_number(begins[0])
         and not _seen_elsewhere(between, found, carried)
     )
     if not checks or added is None or added.op is None:
         raise Unfit("few rows are shared out by keys, and the loop is no online softmax")
     results = [loop.results[carried.index(v)] for v in (best, total, sums)]
     join = _put_join(block, loop, results)
+    if _known(begins[0]) is None or not all(is_zero(v) for v in begins[1:]):
+        join.args += begins
+        _begin_with_nothing(block, loop, carried.index(best))
     return Shares(results[0], results[1], results[2], join, largest.op, added.op)
 
 
@@ -107,6 +117,18 @@ def _put_join(block: Block, loop: Op, results: list[Value]) -> Op:
     return join
 
 
+def _begin_with_nothing(block: Block, loop: Op, best: int) -> None:
+    """Let each share begin as if there were no keys."""
+    place = block.ops.index(loop)
+    nothing: list[Op] = []
+    for i, v in enumerate(loop.args[3:]):
+        number = make("const", [], value=LOWEST if i == best else 0.0, dtype=f32)
+        tile = make("broadcast", [number.result], shape=v.shape)
+        nothing += [number, tile]
+        loop.args[3 + i] = tile.result
+    block.ops[place:place] = nothing
+
+
 def _behind(v: Value, found: set[Op] | None = None) -> Value:
     """The number for each row that a value has for all columns."""
     while v.op is not None and v.op.name in ("broadcast", "reshape"):
@@ -119,9 +141,15 @@ def _behind(v: Value, found: set[Op] | None = None) -> Value:
     return v
 
 
-def _is_finite(v: Value) -> bool:
+def _known(v: Value) -> float | None:
+    """The number that all elements are known to be."""
     op = v.op.args[0].op if v.op is not None and v.op.name == "broadcast" else v.op
-    return op is not None and op.name == "const" and isfinite(op.attrs["value"])
+    return float(op.attrs["value"]) if op is not None and op.name == "const" else None
+
+
+def _is_number(v: Value) -> bool:
+    known = _known(v)
+    return known is None or isfinite(known)
 
 
 def _spread(op: Op, carried: list[Value]) -> Value:

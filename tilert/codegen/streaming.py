@@ -5,13 +5,13 @@ from tilert.dtypes import bf16, f16, f32
 from tilert.ir import Block, Function, Op, Value, walk
 from tilert.ops import ELEMENTWISE
 
-__all__ = ["coarse_divisions", "lift_loads", "streaming_threads"]
+__all__ = ["coarse", "is_row_sum", "lift_loads", "streaming_threads", "triples"]
 
 ELEMENTS, SUMMED_VECTORS = 8, 2
-"""Elements of the largest tile that a thread has; where tiles are reduced, as many 16-byte vectors.
-On an H200 one to eight vectors are within 2 % where nothing is summed, one of 16-bit elements or
-two of f32 the quickest. Sums along rows cost less with two than with one, and leave room for more
-blocks than with four."""
+"""Elements of the largest tile that a thread has, and at most one vector of 16 bytes of each that
+is loaded: with all loads first, two of f32 are 1 to 4 % slower on an H200. Where tiles are reduced,
+as many vectors: sums along rows cost less with two than with one, and leave room for more blocks
+than with four."""
 MOST_THREADS = 512
 LIFTED_BYTES = 128
 """Of a thread: what is loaded ahead of its use takes registers."""
@@ -31,14 +31,24 @@ def streaming_threads(function: Function) -> int:
         return 32
     names = {op.name for op in ops}
     simple, elements = names <= _SIMPLE, ELEMENTS
+    loads = (op.result for op in ops if op.name == "load")
+    sizes = [v.dtype.itemsize for v in loads if v.shape == largest.shape]
     if simple and "reduce" in names:
-        loads = (op.result for op in ops if op.name == "load")
-        size = min((v.dtype.itemsize for v in loads if v.shape == largest.shape), default=4)
-        elements = SUMMED_VECTORS * 16 // max(2, size)
+        elements = SUMMED_VECTORS * 16 // max(2, min(sizes, default=4))
+    elif simple and sizes:
+        elements = min(elements, 16 // min(4, *sizes))
     least = -(-largest.type.numel // elements)
     if simple and largest.type.numel == largest.shape[-1] and least % 32 == 0 < least:
         return min(least, MOST_THREADS)
     return min(MOST_THREADS, max(32, 1 << (least.bit_length() - 1)))
+
+
+def is_row_sum(function: Function) -> bool:
+    """Whether a program reduces one row, and does nothing else that takes many registers: norms."""
+    ops = list(walk(function.body))
+    names = {op.name for op in ops}
+    rows = (v.type.numel == v.shape[-1] for op in ops for v in op.results if v.shape)
+    return names <= _SIMPLE and "reduce" in names and all(rows)
 
 
 def lift_loads(function: Function, threads: int) -> None:
@@ -112,11 +122,12 @@ def _is_scalar(op: Op) -> bool:
     return op.name in _SCALARS and all(not r.shape for r in op.results)
 
 
-def coarse_divisions(function: Function) -> set[Op]:
-    """Divisions of f32 of which only what is rounded to 16 bits reaches memory, times factors.
+def coarse(function: Function) -> set[Op]:
+    """Divisions and reciprocal roots of f32 of which only what is rounded to 16 bits reaches
+    memory, times factors.
 
-    An exact one takes some thirty instructions and a branch. With two ulps of f32 more, what is
-    rounded differs where it lay within a thousandth of an ulp of a tie.
+    An exact division takes some thirty instructions and a branch, an exact root seven. With two
+    ulps of f32 more, what is rounded differs where it lay within a thousandth of an ulp of a tie.
     """
     readers = uses(function.body)
 
@@ -129,8 +140,29 @@ def coarse_divisions(function: Function) -> set[Op]:
         )
 
     # By a constant it may be a product.
-    divisions = [op for op in walk(function.body) if op.name == "div" and not _given(op.args[1])]
-    return {op for op in divisions if op.result.dtype == f32 and rounded(op.result)}
+    found = [
+        op
+        for op in walk(function.body)
+        if op.name == "rsqrt" or (op.name == "div" and not _given(op.args[1]))
+    ]
+    return {op for op in found if op.result.dtype == f32 and rounded(op.result)}
+
+
+def triples(function: Function) -> dict[Op, tuple[Value, ...]]:
+    """The factors of products of three tiles of f32 that are stored as such, as a norm's is with
+    its gain: rounded once they are nearer by a seventh, and memory leaves time for it."""
+    readers = uses(function.body)
+    found: dict[Op, tuple[Value, ...]] = {}
+    for op in walk(function.body):
+        if op.name != "mul" or op.result.dtype != f32 or not op.result.shape:
+            continue
+        if any(reader.name != "store_piece" for reader in readers.get(op.result, [])):
+            continue
+        for inner, other in (op.args, op.args[::-1]):
+            if inner.op is not None and inner.op.name == "mul":
+                found[op] = (*inner.op.args, other)
+                break
+    return found
 
 
 def _given(value: Value) -> bool:
