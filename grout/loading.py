@@ -26,6 +26,7 @@ from grout.runner import RECORDED, Runner, bucket
 from grout.scheduler import Scheduler
 from models.chat_template import ChatTemplate
 from models.config import ModelConfig
+from models.kv_cache import kept_dtype
 from models.presets import PRESETS
 from models.safetensors_loader import read_config
 from models.source import open_checkpoint, resolve
@@ -44,6 +45,8 @@ DUMMY_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+LOADED_SECONDS = 0.5
+"""Kernels that are not ready after so long are being compiled, in which the interpreter is idle."""
 SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p")
 
 
@@ -64,7 +67,17 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Eng
     `progress` is called with lines for people. Raises `ConfigError`, `OutOfMemory`,
     `models.errors.ModelError` for files that cannot be used, and `tilert.DeviceError`.
     """
-    report = progress or _silent
+    # Collections would walk all that is made meanwhile, again and again, and none of it is garbage.
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        return _started(config, progress or _silent)
+    finally:
+        if collected:
+            gc.enable()
+
+
+def _started(config: EngineConfig, report: Progress) -> Engine:
     device = tilert.device(config.device)
     config = config.resolve(device.kind)
     dtype = DTYPES[config.dtype]
@@ -73,14 +86,13 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Eng
     report(f"{model.id} on {device.name}, {config.dtype}")
     check_weights(model.config, dtype.itemsize, device.memory()[0], device.name)
     grammars = GrammarTokens(model.tokenizer, model.config.vocab_size, _eos(model))
-    # Takes seconds for a large vocabulary, beside the weights.
-    threading.Thread(target=grammars.prepare, name="grout-grammars", daemon=True).start()
     warm_up = (
         _warm_up_lengths(device.kind, config.chunk(device.kind)),
         _warm_up_sizes(device.kind, config.max_num_seqs),
         () if device.kind == "cpu" else RECORDED,
     )
-    with rehearsed(config, model.config, device, dtype, limit, warm_up, report):
+    with rehearsed(config, model.config, device, dtype, limit, warm_up, report) as ready:
+        _prepare_after(ready, grammars)
         transformer = _load(model, device, dtype, limit, config.seed or 0, report)
         engine = _engine(config, model, transformer, limit, grammars, report)
         report("warming up")
@@ -90,6 +102,19 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Eng
     gc.collect()
     gc.freeze()
     return engine.start()
+
+
+def _prepare_after(ready: threading.Event, grammars: GrammarTokens) -> None:
+    """Prepare grammars, which takes seconds for a large vocabulary, beside the weights.
+
+    Behind kernels that are only loaded: it would keep the interpreter from them.
+    """
+
+    def prepare() -> None:
+        ready.wait(LOADED_SECONDS)
+        grammars.prepare()
+
+    threading.Thread(target=prepare, name="grout-grammars", daemon=True).start()
 
 
 def _engine(
@@ -116,7 +141,7 @@ def _engine(
     report(
         f"context {plan.max_model_len} tokens{shorter}; KV cache "
         f"{plan.num_pages * transformer.page_size} tokens in "
-        f"{gib(plan.num_pages * transformer.page_bytes())}"
+        f"{gib(plan.num_pages * transformer.page_bytes())} of {kept_dtype(transformer.dtype).name}"
     )
     cache = transformer.new_cache(plan.num_pages, config.max_num_seqs)
     runner = Runner(

@@ -33,16 +33,20 @@ def rehearsed(
     limit: int,
     warm_up: WarmUp,
     report: Callable[[str], None],
-) -> Iterator[None]:
+) -> Iterator[threading.Event]:
     """Have the kernels of a warm-up compiled or loaded, on other threads, within the block.
+
+    Gives what is set once they are.
 
     Args:
         limit: longest context, in tokens.
         warm_up: what `Runner.warm_up` will be called with.
         report: told at the end how many there are, and how long that took.
     """
+    ready = threading.Event()
     if device.kind == "cpu":
-        yield
+        ready.set()
+        yield ready
         return
     stand_in, start, seconds = Rehearsal(device), time.monotonic(), 0.0
 
@@ -63,11 +67,12 @@ def rehearsed(
         stand_in.finish()
         nonlocal seconds
         seconds = time.monotonic() - start
+        ready.set()
 
     thread = threading.Thread(target=rehearse, name="grout-rehearsal", daemon=True)
     thread.start()
     try:
-        yield
+        yield ready
     except BaseException:
         stand_in.cancel()
         raise

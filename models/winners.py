@@ -21,7 +21,7 @@ import tilert
 from models.candidates import KINDS, Problem, declared
 from models.files import reason
 from models.tiling import ProductTiles, Tiling, tiling_of
-from tilert import Device, DType, disk_cache, nvrtc
+from tilert import Device, DType, entries, nvrtc_version
 
 __all__ = ["TunedTiling", "Winner", "identity", "keep", "path_of", "read", "tuned_tiling"]
 
@@ -60,7 +60,7 @@ def identity(device: Device, dtype: DType) -> Identity | None:
         "arch": str(info["arch"]),
         "multiprocessors": int(info["multiprocessors"]),
         "driver": str(info["driver"]),
-        "nvrtc": nvrtc.version(),
+        "nvrtc": nvrtc_version.version(),
         "compiler": _own_version(),
         "dtype": dtype.name,
     }
@@ -80,7 +80,7 @@ def _own_version() -> str:
 def path_of(found: Identity) -> Path:
     """Where the winners of a device are kept."""
     name = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:24]
-    return disk_cache.folder().parent / "tiles" / f"{name}.json"
+    return entries.folder().parent / "tiles" / f"{name}.json"
 
 
 def read(device: Device, dtype: DType) -> dict[Problem, Winner]:

@@ -182,7 +182,7 @@ def found(device: TargetDevice) -> list[Found]:
     ]  # fmt: skip
 
 
-_AHEAD = {"thin": ("UTMALDG", "LDG"), "skinny": ("LDG.128.STRONG",)}
+_AHEAD = {"thin": ("UTMALDG", "LDG"), "skinny": ("LDG.128.STRONG",), "streaming": ("LDG",)}
 """How kernels of a schedule read operands ahead that no kernel of their graph writes. What else a
 matrix-vector product reads is read by weak loads."""
 
@@ -191,7 +191,11 @@ def _hasty(kernel: CompiledKernel, lines: Sequence[str]) -> tuple[str, ...]:
     """What touches memory too early: in kernels that can read ahead, all but reading."""
     found = sass.hasty(lines)
     allowed = _AHEAD.get(kernel.schedule, ()) if kernel.early else ()
-    return tuple(n for n in found if not any(sass.contains(n, kind) for kind in allowed))
+    hasty = [n for n in found if not any(sass.contains(n, kind) for kind in allowed)]
+    if kernel.schedule == "streaming":
+        # Nothing at all where they may not.
+        hasty += sass.hasty(lines, ahead=False)
+    return tuple(hasty)
 
 
 def problems(rows: Iterable[Row], kernels: Iterable[Found]) -> list[str]:

@@ -13,7 +13,7 @@ from grout.config import EngineConfig
 from models import default_model
 from server.origin import check_origin
 from server.versions import version
-from tilert import disk_cache
+from tilert import entries
 
 __all__ = ["collect", "info"]
 
@@ -58,7 +58,7 @@ def collect(model: str | None) -> dict[str, Any]:
         "caches": {
             "hub": huggingface_hub.constants.HF_HUB_CACHE,
             "grout": str(default_model.cache_folder()),
-            "kernels": str(disk_cache.folder()),
+            "kernels": str(entries.folder()),
         },
         "model": {
             "id": model or default_model.HUB_ID,

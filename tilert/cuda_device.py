@@ -118,7 +118,7 @@ class CudaLauncher:
     def __init__(
         self, device: "CudaDevice", function: ir.Function, handle: driver.Handle, threads: int,
         shared_bytes: int, sites: tuple[Site, ...] | None = None, maps: tuple[TensorMap, ...] = (),
-        walks: bool = False, waits: bool = False, early: tuple[int, ...] = (),
+        walks: bool = False, waits: bool = False, early: tuple[int, ...] = (), whole: bool = False,
     ) -> None:  # fmt: skip
         self._device = device
         faults = device.watch.faults
@@ -127,6 +127,7 @@ class CudaLauncher:
         self._walks = walks
         self._waits = waits
         self._early = early
+        self._whole = whole
         # A decode step of 32 or 64 sequences takes 3 % longer where kernels start early behind
         # those that leave no room for others (docs/benchmarks/README.md).
         self._leads = waits and 2 * shared_bytes <= device.shared_bytes
@@ -171,7 +172,7 @@ class CudaLauncher:
             self._handle, blocks, self._threads, self._shared_bytes, values,
             [packed(spec, arrays[spec.param]) for spec in self._maps],
             self._waits, self._leads,
-            [span(arrays[param]) for param in self._early],
+            [span(arrays[param]) for param in self._early], self._whole,
         ).enqueue  # fmt: skip
 
 
@@ -444,7 +445,7 @@ class CudaDevice(QueuedDevice):
         handle = driver.load_function(cubin, source.entry, source.shared_bytes)
         return CudaLauncher(
             self, function, handle, source.threads, source.shared_bytes, source.sites,
-            source.maps, source.walks, source.waits, source.early,
+            source.maps, source.walks, source.waits, source.early, source.whole,
         )  # fmt: skip
 
     # Order

@@ -189,6 +189,8 @@ def _words(pieces: Sequence[Piece]) -> dict[int, int]:
             reads[piece.lane] = False
             continue
         word = sum(1 << bit for bit, read in enumerate(launch.ahead) if read not in written)
+        if launch.whole and word.bit_count() < len(launch.ahead):
+            word = 0
         words[id(piece)] = word | AT_ONCE * reads.get(piece.lane, False)
         reads[piece.lane] = word != 0
     return words

@@ -389,11 +389,13 @@ class Launch:
         leads: whether it leaves room for the next kernel.
         ahead: memory that it can read before it waits, as (first address, address behind the last)
             for each bit of that argument, from the lowest on.
+        whole: whether it does so with all of that or with nothing.
         values: the arguments, then the pointers to them and to the maps that the driver takes.
     """
 
     __slots__ = ("_blocks", "_enqueue", "_function", "_last", "_maps", "_pointers",
-                 "_shared_bytes", "_threads", "ahead", "leads", "values", "waits")  # fmt: skip
+                 "_shared_bytes", "_threads", "ahead", "leads", "values", "waits",
+                 "whole")  # fmt: skip
 
     def __init__(
         self,
@@ -406,10 +408,12 @@ class Launch:
         waits: bool = False,
         leads: bool = False,
         ahead: Sequence[tuple[int, int]] = (),
+        whole: bool = False,
     ) -> None:
         self.waits = waits
         self.leads = leads
         self.ahead = ahead
+        self.whole = whole
         n, first = len(values), len(maps)
         self._last = n - 1
         self._function = function

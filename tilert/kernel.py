@@ -1,6 +1,7 @@
 """The kernel decorator: a Python function over tiles, specialised per shape, dtype and constant."""
 
 import functools
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -105,10 +106,11 @@ class Kernel(Signature):
         with self._lock:
             self._captured.state().reads.add(reads)
 
-    @property
-    def origin(self) -> tuple[str, str, str]:
-        """Module, name in it, and source text."""
-        return self._fn.__module__, self._fn.__qualname__, "".join(self.source.lines)
+    @functools.cached_property
+    def origin(self) -> str:
+        """A hash of module, name in it, and source text."""
+        parts = self._fn.__module__, self._fn.__qualname__, *self.source.lines
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def __repr__(self) -> str:
         return f"<tilert kernel {self.name}>"
@@ -158,7 +160,7 @@ class DeferredFunction(Function):
     def identity(self) -> str:
         """See the class."""
         consts = constant_key(self._consts)
-        return repr((*self._kernel.origin, self.params, self.grid, consts))
+        return repr((self._kernel.origin, self.params, self.grid, consts))
 
     def take_for_read(self, reads: Reads) -> None:
         """See `Kernel`."""

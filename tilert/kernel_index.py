@@ -11,11 +11,10 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from tilert import disk_cache, nvrtc
+from tilert import disk_cache, entries, nvrtc, nvrtc_version
 from tilert.frontend.remembered import describe, recall
 from tilert.ir import Function
 from tilert.kernel import DeferredFunction
@@ -34,12 +33,12 @@ def find(function: Function, arch: str) -> "tuple[CudaSource, bytes] | None":
     """
     if not isinstance(function, DeferredFunction):
         return None
-    data = disk_cache.read(_name(function, arch))
+    data = entries.read(_name(function, arch))
     if data is None:
         return None
     entry: dict[str, Any] = json.loads(data)
     reads = recall(entry["reads"])
-    cubin = None if reads is None else disk_cache.read(entry["cubin"])
+    cubin = None if reads is None else entries.read(entry["cubin"])
     if reads is None or cubin is None:
         return None
     function.take_for_read(reads)
@@ -61,23 +60,30 @@ def keep(function: Function, arch: str, source: "CudaSource") -> None:
         "source": asdict(source) | {"text": ""},
         "reads": reads,
     }
-    disk_cache.write(_name(function, arch), json.dumps(entry).encode())
+    entries.write(_name(function, arch), json.dumps(entry).encode())
 
 
 def _name(function: DeferredFunction, arch: str) -> str:
     # How kernels are generated is switched by variables of this prefix.
     switches = sorted(item for item in os.environ.items() if item[0].startswith("TILERT_"))
-    versions = sys.version, nvrtc.version(), *nvrtc.OPTIONS
+    versions = sys.version, nvrtc_version.version(), *nvrtc.OPTIONS
     parts = function.identity, arch, repr(switches), *versions, _package()
-    return disk_cache.hashed(*parts) + ".kernel"
+    return entries.hashed(*parts) + ".kernel"
 
 
 @functools.cache
 def _package() -> str:
     """A hash of the text of this package."""
-    folder, found = Path(__file__).parent, hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
-        found.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes() + b"\0")
+    top, found = os.path.dirname(__file__), hashlib.sha256()
+    for folder, folders, names in os.walk(top):
+        folders.sort()
+        for name in sorted(names):
+            if name.endswith(".py"):
+                # Unbuffered: each call that may wait gives up the interpreter's lock.
+                path = os.path.join(folder, name)
+                with open(path, "rb", buffering=0) as file:
+                    found.update(f"{os.path.relpath(path, top)}\0".encode() + file.readall())
+                    found.update(b"\0")
     return found.hexdigest()
 
 

@@ -3,11 +3,12 @@
 import functools
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tilert.errors import CompileError
 
-__all__ = ["OPTIONS", "Resources", "build", "compile", "version"]
+__all__ = ["OPTIONS", "Resources", "build", "compile", "is_loaded", "library", "version"]
 
 # 177: a declared function is not used; every kernel carries the same helpers.
 OPTIONS = ("--std=c++17", "-default-device", "--diag-suppress=177")
@@ -43,10 +44,26 @@ def _nvrtc() -> Any:
     return nvrtc
 
 
+@functools.cache
 def version() -> str:
-    """NVRTC's version, such as "13.0"."""
+    """NVRTC's version, such as "13.0"; see `tilert.nvrtc_version` for where it is not loaded."""
     _, major, minor = _nvrtc().nvrtcVersion()
     return f"{major}.{minor}"
+
+
+def is_loaded() -> bool:
+    """Whether NVRTC has been used here, so that it costs nothing to ask it."""
+    return _nvrtc.cache_info().currsize > 0
+
+
+def library() -> str | None:
+    """The file that NVRTC has been loaded from, where the system tells."""
+    try:
+        maps = Path("/proc/self/maps").read_text(errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"/.*/libnvrtc\.so[.\d]*$", maps, re.MULTILINE)
+    return None if found is None else found[0]
 
 
 def compile(text: str, entry: str, arch: str) -> bytes:

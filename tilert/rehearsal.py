@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from tilert import ir
+from tilert import entries, ir
 from tilert.checks import Check
 from tilert.device import Call, Device, Launcher
 from tilert.target_device import TargetDevice
@@ -62,6 +62,7 @@ class Rehearsal(TargetDevice):
     def finish(self) -> None:
         """Wait until all kernels so far are made, and end the threads."""
         self._pool.shutdown()
+        entries.bundle()
 
     @property
     def made(self) -> int:

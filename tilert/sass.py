@@ -102,9 +102,13 @@ def contains(name: str, pattern: str) -> bool:
     return first == wanted and all(part in left for part in rest)
 
 
-def hasty(lines: Sequence[str]) -> list[str]:
+def hasty(lines: Sequence[str], ahead: bool = True) -> list[str]:
     """Instructions of a listing that touch the device's memory where a thread may not have come
     past `griddepcontrol.wait`. See `tilert.cuda_graph` for why there must be none but copies ahead.
+
+    Args:
+        ahead: whether waits that stand under a condition are passed by, as by kernels that may read
+            ahead.
     """
     todo, seen = [0], set[int]()
     while todo:
@@ -112,16 +116,17 @@ def hasty(lines: Sequence[str]) -> list[str]:
         if at in seen or at >= len(lines):
             continue
         seen.add(at)
-        todo += _next(lines[at], at)
+        todo += _next(lines, at, ahead)
     return [name for at in sorted(seen) if (name := _name(lines[at])).split(".")[0] in _MEMORY]
 
 
-def _next(line: str, at: int) -> list[int]:
+def _next(lines: Sequence[str], at: int, ahead: bool) -> list[int]:
     """Places of the instructions that may come after one, before the wait."""
+    line = lines[at]
     kind = _name(line).split(".")[0]
     target = _BRANCH.search(line)
     always = not line.startswith("@")
-    if kind == "ACQBULK" and always:
+    if kind == "ACQBULK" and (always or not ahead):
         return []
     if kind in ("EXIT", "RET") and always:
         return []
@@ -130,6 +135,8 @@ def _next(line: str, at: int) -> list[int]:
     there = int(target[1], 16) // _BYTES
     # A branch may have a condition among its operands too: "BRA P3, 0x2300", "BRA.DIV UR4, 0x80".
     whole = always and kind != "CALL" and re.fullmatch(r"(BRA|JMP)(\.U)? 0x[0-9a-f]+", line)
+    if not ahead and not whole and there == at + 2 and _name(lines[at + 1]) == "ACQBULK":
+        return [at + 1]
     return [there] if whole else [at + 1, there]
 
 

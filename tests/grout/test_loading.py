@@ -1,6 +1,7 @@
 """The whole engine on the cpu backend with made-up weights of a tiny model."""
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -99,6 +100,23 @@ def test_progress_and_names() -> None:
         assert engine.generate_sync([1, 2], GREEDY).finish_reason == "length"
     assert lines[0] == "mine on cpu, bfloat16"
     assert any("context 100 tokens" in line for line in lines)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_collected_as_before_when_a_start_is_over(enabled: bool) -> None:
+    seen: list[bool] = []
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(ConfigError, match="needs a preset"):
+            create_engine(EngineConfig(model="no-such-model", device="cpu", load_format="dummy"))
+        assert gc.isenabled() == enabled
+        config = EngineConfig(model="tiny-llama", device="cpu", load_format="dummy")
+        with create_engine(config, lambda _: seen.append(gc.isenabled())):
+            assert gc.isenabled() == enabled
+        assert seen and not any(seen)
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_what_cannot_be_loaded_is_refused() -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import tilert
+from grout import loading
 from grout.config import EngineConfig
-from grout.loading import _warm_up_lengths, _warm_up_sizes
+from grout.loading import _prepare_after, _warm_up_lengths, _warm_up_sizes
 from grout.rehearsal import rehearsed
 from grout.request import SamplingParams
 from grout.runner import RECORDED, Runner
@@ -97,8 +98,9 @@ def rehearse(
     """The warm-up, whose kernels have been made when this returns."""
     sizes = _warm_up_sizes("cuda", config.max_num_seqs)
     warm_up = _warm_up_lengths("cuda", config.chunk("cuda")), sizes, RECORDED
-    with rehearsed(config, SHAPE, device, tilert.bf16, max_len, warm_up, lines.append):
+    with rehearsed(config, SHAPE, device, tilert.bf16, max_len, warm_up, lines.append) as ready:
         assert lines == []
+        assert ready.wait(120)
     return warm_up
 
 
@@ -146,6 +148,31 @@ def test_an_error_while_weights_are_read_is_not_held_up_by_a_rehearsal() -> None
 
 def fail(*_: Any) -> Any:
     raise tilert.CompileError("no compiler")
+
+
+class Grammars:
+    """Stands for what takes long to prepare."""
+
+    def __init__(self) -> None:
+        self.prepared = threading.Event()
+
+    def prepare(self) -> None:
+        self.prepared.set()
+
+
+def test_grammars_are_prepared_behind_kernels_unless_those_take_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loading, "LOADED_SECONDS", 300.0)
+    ready, grammars = threading.Event(), Grammars()
+    _prepare_after(ready, grammars)  # type: ignore[arg-type]
+    assert not grammars.prepared.wait(0.2)
+    ready.set()
+    assert grammars.prepared.wait(60)
+    monkeypatch.setattr(loading, "LOADED_SECONDS", 0.01)
+    late = Grammars()
+    _prepare_after(threading.Event(), late)  # type: ignore[arg-type]
+    assert late.prepared.wait(60)
 
 
 @pytest.mark.usefixtures("fake_device")

@@ -278,6 +278,33 @@ def test_kernels_make_way_for_those_that_read_ahead(monkeypatch: pytest.MonkeyPa
         assert words == [0, AT_ONCE, 2, 1]
 
 
+def test_what_reads_all_ahead_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one operand is written by a piece, the word has no bit, and nobody makes way."""
+    device = fake_cuda(monkeypatch, 0)
+    a, b, c, d = some(device, 4)
+    words: list[int] = []
+    record = driver.Launch.record
+
+    def noted(launch: driver.Launch, stream: Any, behind: bool, early: int) -> None:
+        words.append(early)
+        record(launch, stream, behind, early)
+
+    class Whole(driver.Launch):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named, whole=True)
+
+    monkeypatch.setattr(driver.Launch, "record", noted)
+    monkeypatch.setattr(driver, "Launch", Whole)
+
+    def step() -> None:
+        mix(rows(c), a, b, by=1).run()
+        mix(rows(d), a, c, by=1).run()
+        mix(rows(d), b, a, by=1).run()
+
+    with tilert.capture(device, step):
+        assert words == [3, AT_ONCE, 3]
+
+
 def test_the_switch_leaves_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILERT_EARLY_KERNELS", "0")
     device = fake_cuda(monkeypatch, 0)
@@ -441,14 +468,24 @@ def test_texts_wait_first(check: bool, added: UnsafeKernel) -> None:
         assert len(pointers) >= 2
         first = [m.start() for p in pointers for m in re.finditer(rf"\b{p}\b", body)]
         assert waits < min(first), name
-        # Once, at the level of the kernel, or for those that copy and those that compute.
-        roles = 2 if kernel.schedule in ("pipelined", "thin") else 1
+        # Once, at the level of the kernel, or for those that copy and those that compute, or
+        # where it depends on what may be read ahead.
+        streams = kernel.schedule == "streaming" and bool(kernel.early)
+        roles = 2 if kernel.schedule in ("pipelined", "thin") or streams else 1
         assert body.count("wait_for_earlier_grids") == roles
         # Every thread that reads does so behind it.
         assert [len(part.split("behind(")) for part in body.split("wait_for_")[1:]] == [
             len(pointers) + 1
         ] * roles
-        assert bool(kernel.early) == (name in ("product 0", "product 2") and not check)
+        reads = {"thin": name == "product 2", "skinny": True, "streaming": streams}
+        assert bool(kernel.early) == (reads.get(kernel.schedule, False) and not check), name
+        if streams:
+            once, then = (found.start() for found in re.finditer("wait_for_", body))
+            bits = (1 << len(kernel.early)) - 1
+            assert body[:once].endswith(f"if ((early & {bits}u) != {bits}u) ")
+            # Whatever is stored is behind the second.
+            stores = re.search(r"store16\(|\*\(vec8\*\)|\*\(u32\*\)|atomic|dst\d+\[", body)
+            assert stores is not None and stores.start() > then
     function = added.specialize(
         (
             ir.Param("y", 0, "mut", i32, (4, 8), (8, 1), (1, 8)),
@@ -474,6 +511,11 @@ def test_machine_code_waits_first(arch: str) -> None:
             assert waits[0] >= 1 and waits[1] >= 1, name
             # What may be read ahead: tiles of the left operand and of the right one, and weights.
             ahead = {"thin": ["UTMALDG.3D"] * 2, "skinny": ["LDG.E.NA.128.STRONG.GPU"] * 8}
+            if kernels[name].schedule == "streaming":
+                # What is added up, where it may be; nothing where it may not.
+                assert {found.split(".")[0] for found in sass.hasty(lines)} <= {"LDG"}, name
+                assert sass.hasty(lines, ahead=False) == [], name
+                continue
             wanted = ahead[kernels[name].schedule] if kernels[name].early else []
             assert sass.hasty(lines) == wanted, name
 
@@ -498,3 +540,14 @@ def test_what_has_not_waited_is_found() -> None:
     sometimes = [lines[0], "@P0 ACQBULK", "LDG.E.128 R4, [R2.64]", *lines[2:]]
     assert sass.hasty(sometimes) == ["LDG.E.128"]
     assert sass.hasty(lines[2:]) == []
+
+
+def test_waits_under_a_condition() -> None:
+    """As of a kernel that waits before it reads, or behind that."""
+    lines = ["@P0 BRA 0x20", "ACQBULK", "LDG.E R4, [R2.64]", "ACQBULK", "STG.E [R2.64], R4"]
+    assert sass.hasty(lines) == ["LDG.E"]
+    assert sass.hasty(lines, ahead=False) == []
+    assert sass.hasty(["@!P0 ACQBULK", *lines[2:]], ahead=False) == []
+    # Read above the first, written above the second.
+    assert sass.hasty([lines[2], "@P0 BRA 0x30", *lines[1:]], ahead=False) == ["LDG.E"]
+    assert sass.hasty([*lines[:3], lines[4], *lines[3:]]) == ["LDG.E", "STG.E"]

@@ -15,7 +15,7 @@ import pytest
 import tilert
 from models.kernels import linear
 from scripts.check_kernels import Walk, serve
-from tilert import CompileError, KernelError, bf16, disk_cache, f32, kernel_index
+from tilert import CompileError, KernelError, bf16, disk_cache, entries, f32, kernel_index
 from tilert.codegen import generate
 from tilert.device import Launcher, open_device
 from tilert.ir import Function
@@ -290,6 +290,21 @@ def test_kernels_are_compiled_beside_each_other_and_each_once(
     for c in (1.0, 2.0, 3.0):
         run(device, kernel, c)
     assert device.names == ["scale"] * 3
+
+
+def test_a_rehearsal_leaves_what_it_has_found_in_one_file(
+    load: Callable[..., ModuleType], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearsal = Rehearsal(Keeping())
+    run(rehearsal, load().scale)
+    rehearsal.finish()
+    for path in folder.iterdir():
+        if path.name != "used.bundle":
+            path.unlink()
+    monkeypatch.setattr(entries, "_folders", {})
+    device = Keeping()
+    run(device, load().scale)
+    assert device.made == ["known"]
 
 
 def test_threads_that_need_the_same_kernel_wait_for_one(load: Callable[..., ModuleType]) -> None:
