@@ -7,9 +7,18 @@ import numpy as np
 import tilert
 from models.config import ModelConfig
 from models.history import History
-from tilert import Array, Device, DType, PageTable
+from tilert import Array, Device, DType, PageTable, bf16, f16
 
-__all__ = ["KVCache"]
+__all__ = ["KVCache", "kept_dtype"]
+
+
+def kept_dtype(dtype: DType) -> DType:
+    """Of keys and values, and of the queries that meet them, in a model of `dtype`.
+
+    In place of bf16 it is f16, of as many bytes: rounding to bf16 in attention would be most of the
+    error of the logits. What is beyond f16's range becomes its largest.
+    """
+    return f16 if dtype is bf16 else dtype
 
 
 class KVCache:
@@ -34,7 +43,11 @@ class KVCache:
         max_seqs: int,
         max_len: int,
     ) -> None:
-        """Raises `tilert.DeviceError` if the device's memory is too small."""
+        """dtype: of the model; see `kept_dtype`.
+
+        Raises:
+            tilert.DeviceError: if the device's memory is too small.
+        """
         self.num_pages = num_pages
         self.page_size = page_size
         self.max_seqs = max_seqs
@@ -45,7 +58,7 @@ class KVCache:
 
         # Zeros: attention weighs slots that nothing has written with 0, and 0 * NaN is NaN.
         def zeros() -> Array:
-            return tilert.zeros(shape, dtype, device)
+            return tilert.zeros(shape, kept_dtype(dtype), device)
 
         self._layers = [(zeros(), zeros()) for _ in range(config.num_layers)]
 

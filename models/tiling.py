@@ -97,6 +97,9 @@ class Tiling(Protocol):
     prompts: tuple[int, ...]
     """Sizes of recorded prefills, rising."""
 
+    pair_tokens: int
+    """Up to so many tokens of a prefill, what is multiplied has two terms (`kernels.terms`)."""
+
     def tokens(self, count: int) -> int:
         """Tokens a program of kernels that work token by token."""
 
@@ -141,6 +144,7 @@ class CpuTiling:
     fill = 1 << 16
     share_elements = 0
     prompts: tuple[int, ...] = ()
+    pair_tokens = 0
     key_width = 256
     """Most keys of a step of prefill attention: more scores leave the second-level cache."""
 
@@ -189,6 +193,7 @@ class CudaTiling:
 
     fill = 2048
     share_elements = 1 << 24
+    pair_tokens = 0
     gemv_tokens = 2
     """Up to this many tokens a projection is a matrix-vector product bound by reading weights."""
 
@@ -316,13 +321,19 @@ class HopperTiling(CudaTiling):
     few_tokens = 4
     """Up to here tiles of 64 rows are too empty."""
 
-    thin_rows = 16
+    pair_tokens = 32
+    """Half of the rows of the smallest tiles: the other half is for second terms."""
+
+    thin_rows, fused_rows, most_rows = 8, 16, 64
     """Up to so many tokens, and from so many bytes of weights on, a tile has rows for all of them,
-    and its columns are read at the rate of memory."""
+    and its columns are read at the rate of memory: by warps, by warps where the norm is fused, and
+    by a warpgroup."""
     thin_bytes = 20e6
     thin_columns, thin_weights, thin_step = 200, 21 << 10, 29 << 10
     """At most so many columns of a tile; most bytes of weights of a step, and of the whole step,
     unless the least depth has more."""
+    few_columns, shared_columns = 240, 32
+    """At most so many columns of a warpgroup's tile, and half of one that two blocks share."""
 
     product_costs: tuple[TileCost, ...] = (
         TileCost(64, 32, 128, 0.01, 0.315),
@@ -375,15 +386,17 @@ class HopperTiling(CudaTiling):
     """Bytes of operands a microsecond."""
 
     def product(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
-        if self._is_thin(tokens, outputs * inputs):
-            return self._thin(tokens, outputs, 1)
+        if self._is_few(tokens, outputs * inputs):
+            few = self._thin if tokens <= self.thin_rows else self._few
+            return few(tokens, outputs, inputs, 1)
         if tokens <= self.few_tokens:
             return super().product(tokens, outputs, inputs)
         return quickest(self.product_costs, (1, 2, 4, 8), self.bandwidth, tokens, outputs, inputs)
 
     def gate_up(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
-        if self._is_thin(tokens, 2 * outputs * inputs):
-            return self._thin(tokens, outputs, 2)
+        if self._is_few(tokens, 2 * outputs * inputs):
+            few = self._thin if tokens <= self.fused_rows else self._few
+            return few(tokens, outputs, inputs, 2)
         if tokens <= self.few_tokens:
             return super().gate_up(tokens, outputs, inputs)
         # Twice the weights, as if memory had half the bandwidth.
@@ -391,14 +404,14 @@ class HopperTiling(CudaTiling):
             self.gate_up_costs, (1,), self.gate_up_bandwidth / 2, tokens, outputs, inputs
         )
 
-    def _is_thin(self, tokens: int, weights: int) -> bool:
-        return self.gemv_tokens < tokens <= self.thin_rows and 2 * weights >= self.thin_bytes
+    def _is_few(self, tokens: int, weights: int) -> bool:
+        return 1 < tokens <= self.most_rows and 2 * weights >= self.thin_bytes
 
     def fuses_norm(self, tokens: int, weights: int, dtype: DType) -> bool:
-        thin = self._is_thin(tokens, weights) and dtype != f16
-        return thin or super().fuses_norm(tokens, weights, dtype)
+        few = tokens <= self.fused_rows and self._is_few(tokens, weights) and dtype != f16
+        return few or super().fuses_norm(tokens, weights, dtype)
 
-    def _thin(self, tokens: int, outputs: int, products: int) -> ProductTiles:
+    def _thin(self, tokens: int, outputs: int, inputs: int, products: int) -> ProductTiles:
         """Columns of which whole waves of programs have about all: multiprocessors read at the same
         rate, however few of them do. Steps of few rows are deep, for there are fewer of them.
 
@@ -407,7 +420,8 @@ class HopperTiling(CudaTiling):
         """
         waves = -(-outputs * products // (MULTIPROCESSORS * self.thin_columns))
         columns = -(-outputs // (MULTIPROCESSORS * waves))
-        rows, weights = -(-tokens // 8) * 8, products * columns
+        # Four rows leave room for f32 that is not rounded.
+        rows, weights = 4 if tokens <= 4 else -(-tokens // 8) * 8, products * columns
         depth = 512
         while depth > 64 and not (
             2 * depth * weights <= self.thin_weights
@@ -415,6 +429,22 @@ class HopperTiling(CudaTiling):
         ):
             depth //= 2
         return ProductTiles(rows, columns, depth)
+
+    def _few(self, tokens: int, outputs: int, inputs: int, products: int) -> ProductTiles:
+        """As `_thin`, for a warpgroup, which takes whole 8 columns. Where the left operand is more
+        than so few are themselves, twice as many are a tile, of which two blocks have half of the
+        steps each (`tilert.codegen.cluster`).
+
+        Args:
+            products: weights of one tile.
+        """
+        waves = -(-outputs * products // (MULTIPROCESSORS * self.few_columns))
+        programs = MULTIPROCESSORS * waves
+        if outputs < inputs and outputs <= MULTIPROCESSORS * self.shared_columns:
+            programs //= 2
+        columns = -(-outputs // (8 * programs)) * 8
+        depth = 128 if products * columns <= 80 else 64
+        return ProductTiles(-(-tokens // 16) * 16, columns, depth)
 
     def prefill_attention(
         self, tokens: int, page_size: int, sequences: int, dim: int

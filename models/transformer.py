@@ -11,7 +11,7 @@ import tilert
 from models import kernels
 from models.batch import Batch
 from models.config import ModelConfig
-from models.kv_cache import KVCache
+from models.kv_cache import KVCache, kept_dtype
 from models.parameters import LayerParameters, Parameters, Progress
 from models.prompt import Prompt, PromptChunk
 from models.rope import rope_tables
@@ -88,7 +88,7 @@ class Transformer:
         """Bytes of one KV page over all layers."""
         config = self.config
         values = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-        return values * self.page_size * self.dtype.itemsize
+        return values * self.page_size * kept_dtype(self.dtype).itemsize
 
     def new_cache(self, num_pages: int, max_seqs: int) -> KVCache:
         """A cache of `num_pages` pages for `max_seqs` sequences of up to `max_len` tokens.
@@ -280,30 +280,38 @@ class Transformer:
         kernels.embedding(x.partition(tokens, x.shape[1]), ids, self.parameters.embed).run()
 
     def _normed(self, x: Array, gain: Array, out: Array) -> Array:
-        tile = out.partition(self._tiling.tokens(x.shape[0]), x.shape[1])
+        tile = out.partition(self._tiling.tokens(x.shape[0]), *out.shape[1:])
         kernels.rms_norm(tile, x, gain, eps=self.config.rms_norm_eps).run()
         return out
 
+    def _fuses_norm(self, w: Array, scratch: Scratch) -> bool:
+        fuses = self._tiling.fuses_norm(scratch.size, w.size, self.dtype)
+        return fuses and scratch.terms == 1
+
     def _project(self, y: Array, x: Array, gain: Array, w: Array, scratch: Scratch) -> None:
         """y = RMSNorm(x) @ w.T; `scratch` has memory for the norm and for partial sums."""
-        tiles = self._tiling.product(y.shape[0], y.shape[1], x.shape[1])
-        if self._tiling.fuses_norm(x.shape[0], w.size, self.dtype):
+        if self._fuses_norm(w, scratch):
+            tiles = self._tiling.product(y.shape[0], *w.shape)
             out = y.partition(tiles.rows, tiles.columns)
             eps = self.config.rms_norm_eps
             kernels.norm_linear(out, x, gain, w, eps=eps, bk=tiles.depth).run()
         else:
-            x = self._normed(x, gain, scratch.normed)
-            if not self._in_shares(y, x, w, scratch, tiles, residual=False):
-                out = y.partition(tiles.rows, tiles.columns)
-                kernels.linear(out, x, w, bk=tiles.depth).run()
+            normed = self._normed(x, gain, scratch.normed)
+            self._multiply(y, normed, w, scratch, residual=False)
 
     def _residual(self, y: Array, w: Array, scratch: Scratch) -> None:
         """Residual stream += y @ w.T."""
-        x = scratch.x
-        tiles = self._tiling.product(x.shape[0], x.shape[1], y.shape[1])
-        if not self._in_shares(x, y, w, scratch, tiles, residual=True):
-            out = x.partition(tiles.rows, tiles.columns)
-            kernels.linear_residual(out, y, w, bk=tiles.depth).run()
+        self._multiply(scratch.x, y, w, scratch, residual=True)
+
+    def _multiply(self, y: Array, x: Array, w: Array, scratch: Scratch, residual: bool) -> None:
+        """y (+)= x @ w.T; x may be of two terms."""
+        x = x.reshape(-1, w.shape[1])
+        tiles = self._tiling.product(x.shape[0], *w.shape)
+        terms = x.shape[0] // y.shape[0]
+        if not self._in_shares(y, x, w, scratch, tiles, residual):
+            kernel = kernels.linear_residual if residual else kernels.linear
+            out = y.partition(tiles.rows // terms, tiles.columns)
+            kernel(out, x, w, bk=tiles.depth, terms=terms).run()
 
     def _in_shares(
         self, y: Array, x: Array, w: Array, scratch: Scratch, tiles: ProductTiles, residual: bool
@@ -314,28 +322,28 @@ class Transformer:
         if tiles.shares == 1 or scratch.shares is None or size > scratch.shares.shape[0]:
             return False
         shares = scratch.shares[:size].reshape(tokens, tiles.shares, outputs)
-        steps = -(-x.shape[1] // tiles.depth)
+        steps, terms = -(-x.shape[1] // tiles.depth), x.shape[0] // tokens
         kernels.linear_shares(
-            shares.partition(tiles.rows, 1, tiles.columns),
+            shares.partition(tiles.rows // terms, 1, tiles.columns),
             x,
             w,
             bk=tiles.depth,
             count=-(-steps // tiles.shares),
+            terms=terms,
         ).run()
         kernels.add_shares(y.partition(1, min(outputs, 1024)), shares, residual=residual).run()
         return True
 
     def _feed_forward(self, scratch: Scratch, layer: LayerParameters) -> None:
-        x, y, w = scratch.x, scratch.hidden, layer.gate_up
-        tiles = self._tiling.gate_up(y.shape[0], y.shape[1], x.shape[1])
-        if self._tiling.fuses_norm(x.shape[0], w.size, self.dtype):
-            out = y.partition(tiles.rows, tiles.columns)
+        x, y, w, terms = scratch.x, scratch.hidden, layer.gate_up, scratch.terms
+        tiles = self._tiling.gate_up(x.shape[0] * terms, *w.shape[1:])
+        out = y.partition(tiles.rows // terms, *y.shape[1:-1], tiles.columns)
+        if self._fuses_norm(w, scratch):
             eps = self.config.rms_norm_eps
             kernels.norm_gate_up_silu(out, x, layer.post_norm, w, eps=eps, bk=tiles.depth).run()
         else:
-            normed = self._normed(x, layer.post_norm, scratch.normed)
-            out = y.partition(tiles.rows, tiles.columns)
-            kernels.gate_up_silu(out, normed, w, bk=tiles.depth).run()
+            normed = self._normed(x, layer.post_norm, scratch.normed).reshape(-1, x.shape[1])
+            kernels.gate_up_silu(out, normed, w, bk=tiles.depth, terms=terms).run()
         self._residual(y, layer.down, scratch)
 
     def _queries(
@@ -425,9 +433,10 @@ class Transformer:
         tiles = self._tiling.prefill_attention(
             scratch.size, cache.page_size, rows.shape[0], config.head_dim
         )
-        out = scratch.attended.reshape(scratch.q.shape)
+        terms = scratch.attended.shape[1:-1]
+        out = scratch.attended.reshape(scratch.size, *terms, *scratch.q.shape[1:])
         kernels.prefill_attention(
-            out.partition(tiles.rows, 1, config.head_dim),
+            out.partition(tiles.rows, *terms, 1, config.head_dim),
             scratch.q,
             *cache.pages(number),
             cache.table.table,

@@ -182,7 +182,12 @@ def found(device: TargetDevice) -> list[Found]:
     ]  # fmt: skip
 
 
-_AHEAD = {"thin": ("UTMALDG", "LDG"), "skinny": ("LDG.128.STRONG",), "streaming": ("LDG",)}
+_AHEAD = {
+    "thin": ("UTMALDG", "LDG"),
+    "pipelined": ("UTMALDG",),
+    "skinny": ("LDG.128.STRONG",),
+    "streaming": ("LDG",),
+}
 """How kernels of a schedule read operands ahead that no kernel of their graph writes. What else a
 matrix-vector product reads is read by weak loads."""
 

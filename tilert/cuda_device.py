@@ -119,6 +119,7 @@ class CudaLauncher:
         self, device: "CudaDevice", function: ir.Function, handle: driver.Handle, threads: int,
         shared_bytes: int, sites: tuple[Site, ...] | None = None, maps: tuple[TensorMap, ...] = (),
         walks: bool = False, waits: bool = False, early: tuple[int, ...] = (), whole: bool = False,
+        cluster: int = 1,
     ) -> None:  # fmt: skip
         self._device = device
         faults = device.watch.faults
@@ -128,9 +129,10 @@ class CudaLauncher:
         self._waits = waits
         self._early = early
         self._whole = whole
-        # A decode step of 32 or 64 sequences takes 3 % longer where kernels start early behind
-        # those that leave no room for others (docs/benchmarks/README.md).
-        self._leads = waits and 2 * shared_bytes <= device.shared_bytes
+        self._cluster = cluster
+        # Kernels that leave no room for others let them start early where they do so themselves to
+        # read ahead: their blocks end at about the same time. Prefills take longer with it.
+        self._leads = waits and (2 * shared_bytes <= device.shared_bytes or bool(early))
         self._handle = handle
         self._threads = threads
         self._shared_bytes = shared_bytes
@@ -165,7 +167,9 @@ class CudaLauncher:
         if self._maps:
             self._device.enter()
         blocks = pieces if programs is None else min(programs, pieces)
-        if self._early and self._leads and self._walks and pieces:
+        if self._cluster > 1:
+            blocks = self._cluster * pieces
+        elif self._early and self._leads and self._walks and pieces:
             # One on each multiprocessor, so that the next kernel's are spread in the same way.
             blocks = self._device.concurrent
         return driver.Launch(
@@ -445,7 +449,7 @@ class CudaDevice(QueuedDevice):
         handle = driver.load_function(cubin, source.entry, source.shared_bytes)
         return CudaLauncher(
             self, function, handle, source.threads, source.shared_bytes, source.sites,
-            source.maps, source.walks, source.waits, source.early, source.whole,
+            source.maps, source.walks, source.waits, source.early, source.whole, source.cluster,
         )  # fmt: skip
 
     # Order

@@ -106,7 +106,8 @@ class Explanation:
         programs = f"{' x '.join(map(str, self.grid))} programs"
         if self.blocks is None:
             return f"{programs}, which as many blocks as run at once take in turns"
-        return f"{programs}, a block each"
+        shared = self.blocks // math.prod(self.grid)
+        return f"{programs}, {f'{shared} blocks' if shared > 1 else 'a block'} each"
 
     def _thread(self) -> str:
         if self.resources is None:
@@ -282,7 +283,7 @@ def _explanation(sheet: _Sheet) -> Explanation:
         schedule=source.schedule,
         refused=dict(source.refused),
         grid=made.grid,
-        blocks=None if in_turns else math.prod(made.grid),
+        blocks=None if in_turns else math.prod(made.grid) * source.cluster,
         threads=source.threads,
         source=source.text,
         shared_bytes=source.shared_bytes,

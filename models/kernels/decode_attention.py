@@ -5,7 +5,7 @@
 from typing import Any
 
 import tilert
-from models.kernels.rope_append import rotated
+from models.kernels.rope_append import kept, rotated
 from models.kernels.softmax import MASKED, UNSEEN, begin, online, scores
 from tilert import Const, Dyn, Mut, Ref, f32
 from tilert.language import (
@@ -171,18 +171,18 @@ def decode_attention_split(
     """
     b, s, h = best.index
     own = key_lo.index[2]
-    kept, queries = k.dtype, best.shape[2]
+    queries = best.shape[2]
     row, position = rows[b.number], positions[b.number]
     c, w = cos[position, :][None, :], sin[position, :][None, :]
     q_lo, q_hi = rotated(q, b.number, h, q_gain, c, w, eps, norm)
-    q_lo, q_hi = q_lo.to(kept), q_hi.to(kept)
+    q_lo, q_hi = kept(q_lo, k.dtype), kept(q_hi, k.dtype)
     qs = concatenate((q_lo, q_hi), axis=1)
     k_lo, k_hi = rotated(new_k, b.number, own, k_gain, c, w, eps, norm)
-    k_lo, k_hi = k_lo.to(kept), k_hi.to(kept)
+    k_lo, k_hi = kept(k_lo, k.dtype), kept(k_hi, k.dtype)
     key_lo.store(k_lo.reshape(key_lo.shape))
     key_hi.store(k_hi.reshape(key_hi.shape))
     key = repeated(k_lo, queries), repeated(k_hi, queries)
-    value = repeated(new_v[b.number, own, :].to(v.dtype).to(f32), queries)
+    value = repeated(kept(new_v[b.number, own, :], v.dtype).to(f32), queries)
     seen = (row >= 0) & (s.number == 0)
     top, sums, out = begin((q_lo, q_hi), key, value, seen, scale)
     length, first = where(row >= 0, position, 0), own.number * heads
@@ -231,7 +231,7 @@ def merge_splits(
     parts = acc[b.number, :, h, d]
     tops, sums = best[b.number, :, h], total[b.number, :, h]
     k.store(keys[b.number, 0, h.number, d].reshape(k.shape))
-    v.store(values[b.number, h.number, d].reshape(v.shape))
+    v.store(kept(values[b.number, h.number, d], v.dtype).reshape(v.shape))
     weights = exp2(tops - max(tops, axis=0, keepdims=True))
     sums = sum(sums * weights, axis=0)
     out = sum(parts * weights[:, :, None], axis=0)

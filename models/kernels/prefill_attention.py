@@ -5,6 +5,7 @@
 import tilert
 from models.kernels.decode_attention import TINY, pages_of
 from models.kernels.softmax import MASKED, UNSEEN, online_raw
+from models.kernels.terms import both
 from tilert import Const, Dyn, Mut, Ref, f32
 from tilert.language import full, iota, maximum, minimum, mma, tiles, where, zeros
 
@@ -31,12 +32,13 @@ def prefill_attention(
     output is 0. The keys and values of the new tokens are in the cache already. A program works on
     the slots that have tokens in its piece one after the other, each time with the others' masked.
 
-    o, q: [T, Hq, D], o in pieces (bm, 1, D). k, v: [pages, page_size, Hkv, D].
-    table: i32[rows, pages a row]. rows: i32[S], the table row of each slot. slots: i32[T], the slot
-    of each token. begins: i32[S + 1], the first token of each slot and the number of tokens that
-    have one. starts: i32[S], the position of each slot's first token. pages: a step.
+    o, q: [T, Hq, D], o in pieces (bm, 1, D); or o [T, 2, Hq, D], of two terms (`terms`), in pieces
+    (bm, 2, 1, D). k, v: [pages, page_size, Hkv, D], of q's dtype. table: i32[rows, pages a row].
+    rows: i32[S], the table row of each slot. slots: i32[T], the slot of each token. begins:
+    i32[S + 1], the first token of each slot and the number of tokens that have one. starts: i32[S],
+    the position of each slot's first token. pages: a step.
     """
-    m, h, _ = o.index
+    m, h = o.index[0], o.index[-2]
     size = o.shape[0]
     width = pages * k.shape[1]
     head = h.number // (q.shape[1] // k.shape[2])
@@ -62,4 +64,8 @@ def prefill_attention(
                 x = where((iota(width) + j.number * width)[None, :] < seen[:, None], x, MASKED)
             vs = pages_of(v, table, row, j, head, 1)
             best, total, acc = online_raw(x, vs, best, total, acc, scale)
-    o.store((acc * (1.0 / maximum(total, TINY))[:, None]).reshape(o.shape))
+    out = acc * (1.0 / maximum(total, TINY))[:, None]
+    if o.shape[3:] == ():
+        o.store(out.reshape(o.shape))
+    else:
+        o.store(both(out, o.dtype).reshape(o.shape))

@@ -3,6 +3,7 @@
 # mypy: disable-error-code="type-arg"
 
 import tilert
+from models.kernels.terms import both
 from tilert import Const, Dyn, Mut, Ref, f32
 from tilert.language import mean, rsqrt
 
@@ -13,9 +14,11 @@ __all__ = ["rms_norm"]
 def rms_norm(y: Mut[Dyn], x: Ref[Dyn], gain: Ref, eps: Const[float]) -> None:
     """y = x / sqrt(mean(x^2) + eps) * gain, computed in f32.
 
-    y, x: [T, H], y in pieces (bt, H). gain: [H].
+    y, x: [T, H], y in pieces (bt, H). gain: [H]. y may be of two terms
+    (`terms`), in pieces (bt, 2, H).
     """
-    t, h = y.index
-    v = x[t, h].to(f32)
+    t = y.index[0]
+    v = x[t, :].to(f32)
     scale = rsqrt(mean(v * v, axis=1, keepdims=True) + eps)
-    y.store(v * scale * gain[h][None, :].to(f32))
+    normed = v * scale * gain[:][None, :].to(f32)
+    y.store(normed if y.shape[2:] == () else both(normed, y.dtype))

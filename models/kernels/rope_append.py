@@ -5,10 +5,23 @@
 from typing import Any
 
 import tilert
-from tilert import Const, Dyn, Mut, Ref, f32
-from tilert.language import rsqrt, span, sum
+from tilert import Const, Dyn, Mut, Ref, f16, f32
+from tilert.language import maximum, minimum, rsqrt, span, sum
 
-__all__ = ["qk_norm_rope_append"]
+__all__ = ["kept", "qk_norm_rope_append"]
+
+
+LARGEST = 65504.0
+"""Of f16."""
+
+
+@tilert.inline
+def kept(x: Any, dtype: Any) -> Any:
+    """Values as the cache holds them: what is beyond f16 is its largest, for attention would make
+    NaN of infinities."""
+    if dtype == f16:
+        return minimum(maximum(x.to(f32), -LARGEST), LARGEST).to(dtype)
+    return x.to(dtype)
 
 
 @tilert.inline
@@ -57,9 +70,10 @@ def qk_norm_rope_append(
     c = cos[position, :][None, :]
     s = sin[position, :][None, :]
     lo, hi = rotated(qkv, t, span(0, queries), q_gain, c, s, eps, norm)
-    q_lo.store(lo.reshape(q_lo.shape))
-    q_hi.store(hi.reshape(q_hi.shape))
+    q_lo.store(kept(lo, q_lo.dtype).reshape(q_lo.shape))
+    q_hi.store(kept(hi, q_hi.dtype).reshape(q_hi.shape))
     lo, hi = rotated(qkv, t, span(queries, keys), k_gain, c, s, eps, norm)
-    k_lo.store(lo.reshape(k_lo.shape))
-    k_hi.store(hi.reshape(k_hi.shape))
-    v.store(qkv[t, span(queries + keys, keys), :, :].reshape(v.shape))
+    k_lo.store(kept(lo, k_lo.dtype).reshape(k_lo.shape))
+    k_hi.store(kept(hi, k_hi.dtype).reshape(k_hi.shape))
+    value = qkv[t, span(queries + keys, keys), :, :]
+    v.store(kept(value, v.dtype).reshape(v.shape))

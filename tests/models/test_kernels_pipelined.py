@@ -94,62 +94,75 @@ def test_gate_up_silu_of_few_rows(gpu: EmulatedDevice) -> None:
 # Outputs and inputs of Qwen3-4B and 32B, columns that give every multiprocessor a tile, and depths
 # for up to 8 and up to 16 tokens.
 THIN = [
-    (6144, 2560, 47, (128, 128)),
-    (2560, 4096, 20, (512, 256)),
-    (2560, 9728, 20, (512, 256)),
-    (151936, 2560, 192, (64, 64)),
-    (10240, 5120, 78, (128, 128)),
-    (5120, 8192, 39, (256, 256)),
-    (5120, 25600, 39, (256, 256)),
+    (6144, 2560, 47, 128, (48, 128)),
+    (2560, 4096, 20, 512, (40, 128)),
+    (2560, 9728, 20, 512, (40, 128)),
+    (151936, 2560, 192, 64, (232, 64)),
+    (10240, 5120, 78, 128, (80, 128)),
+    (5120, 8192, 39, 256, (40, 128)),
+    (5120, 25600, 39, 256, (40, 128)),
 ]
-THIN_GATE_UP = [(9728, 2560, 74, (64, 64)), (25600, 5120, 97, (64, 64))]
+THIN_GATE_UP = [(9728, 2560, 74, 80), (25600, 5120, 97, 104)]
 
 
-@pytest.mark.parametrize(("outputs", "inputs", "columns", "depths"), THIN)
+@pytest.mark.parametrize(("outputs", "inputs", "columns", "depth", "more"), THIN)
 def test_tiles_of_few_tokens(
-    outputs: int, inputs: int, columns: int, depths: tuple[int, int]
+    outputs: int, inputs: int, columns: int, depth: int, more: tuple[int, int]
 ) -> None:
     tiling = HopperTiling()
-    for tokens, rows, depth in ((3, 8, depths[0]), (8, 8, depths[0]), (9, 16, depths[1])):
-        assert tiling.product(tokens, outputs, inputs) == ProductTiles(rows, columns, depth)
-        assert tiling.fuses_norm(tokens, outputs * inputs, bf16)
-        assert not tiling.fuses_norm(tokens, outputs * inputs, f16)
+    tiles = [
+        (2, ProductTiles(4, columns, depth)),
+        (8, ProductTiles(8, columns, depth)),
+        (9, ProductTiles(16, *more)),
+        (17, ProductTiles(32, *more)),
+        (64, ProductTiles(64, *more)),
+    ]
+    for tokens, tile in tiles:
+        assert tiling.product(tokens, outputs, inputs) == tile
+        assert tiling.fuses_norm(tokens, outputs * inputs, bf16) == (tokens <= 16)
+        assert not tiling.fuses_norm(tokens, outputs * inputs, f16) or tokens == 1
         device = TargetDevice("sm_90a")
         y, normed = (tilert.empty((tokens, outputs), bf16, device) for _ in range(2))
         x, w = (tilert.empty((n, inputs), bf16, device) for n in (tokens, outputs))
-        kernels.linear_residual(y.partition(rows, columns), x, w, bk=depth)
+        kernels.linear_residual(y.partition(tile.rows, tile.columns), x, w, bk=tile.depth)
+        check_few(device, "thin" if tokens <= 8 else "pipelined")
+        shared = tokens > 8 and outputs == 2560
+        assert ("__cluster_dims__(2" in device.kernels[0].text) == shared
+        if tokens > 16 or shared:
+            continue
         wide, gain = (tilert.empty(s, d, device) for s, d in (((tokens, inputs), f32),
                                                               ((inputs,), bf16)))  # fmt: skip
-        out = normed.partition(rows, columns)
-        kernels.norm_linear(out, wide, gain, w, eps=1e-6, bk=depth)
-        check_thin(device, rows)
-    assert tiling.product(17, outputs, inputs).rows == 64
-    assert tiling.product(2, outputs, inputs).rows <= 2
+        out = normed.partition(tile.rows, tile.columns)
+        kernels.norm_linear(out, wide, gain, w, eps=1e-6, bk=tile.depth)
+        check_few(device, "thin")
+    assert tiling.product(1, outputs, inputs).rows == 1
 
 
-@pytest.mark.parametrize(("outputs", "inputs", "columns", "depths"), THIN_GATE_UP)
-def test_gate_up_tiles_of_few_tokens(
-    outputs: int, inputs: int, columns: int, depths: tuple[int, int]
-) -> None:
+@pytest.mark.parametrize(("outputs", "inputs", "columns", "more"), THIN_GATE_UP)
+def test_gate_up_tiles_of_few_tokens(outputs: int, inputs: int, columns: int, more: int) -> None:
     tiling = HopperTiling()
-    for tokens, rows, depth in ((3, 8, depths[0]), (8, 8, depths[0]), (9, 16, depths[1])):
-        assert tiling.gate_up(tokens, outputs, inputs) == ProductTiles(rows, columns, depth)
+    for tokens, rows in ((2, 4), (8, 8), (9, 16), (17, 32), (64, 64)):
+        tile = ProductTiles(rows, columns if tokens <= 16 else more, 64)
+        assert tiling.gate_up(tokens, outputs, inputs) == tile
         device = TargetDevice("sm_90a")
-        y = tilert.empty((tokens, outputs), bf16, device)
+        y, normed = (tilert.empty((tokens, n), bf16, device) for n in (outputs, inputs))
         x = tilert.empty((tokens, inputs), f32, device)
         gain, w = (tilert.empty(s, bf16, device) for s in ((inputs,), (2, outputs, inputs)))
-        out = y.partition(rows, columns)
-        kernels.norm_gate_up_silu(out, x, gain, w, eps=1e-6, bk=depth)
-        check_thin(device, rows)
-    assert tiling.gate_up(17, outputs, inputs).rows == 64
+        out = y.partition(rows, tile.columns)
+        if tokens <= 16:
+            kernels.norm_gate_up_silu(out, x, gain, w, eps=1e-6, bk=64)
+            check_few(device, "thin")
+        else:
+            kernels.gate_up_silu(out, normed, w, bk=64)
+            check_few(device, "pipelined")
 
 
-def check_thin(device: TargetDevice, rows: int) -> None:
-    """Two of them fit a multiprocessor, and those of up to 8 rows copy ahead."""
-    for kernel in device.kernels:
-        assert kernel.schedule == "thin" and bool(kernel.early) == (rows == 8)
-        assert kernel.resources.spill_stores == 0
-        assert 2 * kernel.shared_bytes <= 227 * 1024
+def check_few(device: TargetDevice, schedule: str) -> None:
+    """The last kernel copies ahead, and has about all of shared memory under way."""
+    kernel = device.kernels[-1]
+    assert kernel.schedule == schedule and kernel.early
+    assert kernel.threads == 160 and kernel.resources.spill_stores == 0
+    assert kernel.shared_bytes >= 190 << 10
 
 
 # Qwen3-4B: hidden 2560, 32 heads of 128, feed-forward 9728.

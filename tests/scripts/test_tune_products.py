@@ -75,8 +75,8 @@ def test_a_slower_clock_is_no_cost() -> None:
 
 
 def test_rows_past_the_last_token_are_not_chosen() -> None:
-    for tokens in (17, 64):
-        assert HopperTiling().product(tokens, 2560, 4096).rows == 64
+    for tokens, rows in ((17, 32), (33, 48), (64, 64)):
+        assert HopperTiling().product(tokens, 2560, 4096).rows == rows
     assert HopperTiling().product(5, 1024, 2048).rows == 64
     large = HopperTiling().product(8192, 6144, 2560)
     assert (large.rows, large.columns, large.shares) == (128, 192, 1)

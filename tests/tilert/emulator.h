@@ -33,7 +33,7 @@ struct __align__(16) vec16 { u32 w[4]; };
 struct __align__(8) vec8 { u32 w[2]; };
 
 static struct { int x; } threadIdx, blockIdx, gridDim;
-alignas(128) char smem[1 << 20];
+alignas(1024) char smem[1 << 21];
 
 // Kernels are compiled as they are written, which takes the least time; this runs often.
 #pragma GCC push_options
@@ -42,19 +42,23 @@ alignas(128) char smem[1 << 20];
 // -- fibers ------------------------------------------------------------------------------------
 
 namespace emulator {
-const int MOST = 1024;
+const int MOST = 2048, BLOCKS = 8;
+const u32 SPACE = 1 << 18;  // of shared memory, from one block of a cluster to the next
 const size_t STACK = 1 << 18;
 enum State { READY, AT_BARRIER, AT_PHASE, DONE };
 ucontext_t scheduler, fibers[MOST];
 State state[MOST];
 u32 place[MOST], parity[MOST];
-struct Meeting { int arrived, count; } meetings[16 + MOST / 32];
+struct Meeting { int arrived, count; } meetings[16 * BLOCKS + MOST / 32];
 const char* wrong;
-int threads;
+int threads, block_threads;
 u32 seed;
 u64 slots[MOST][8];
 bool waited[MOST];
 void (*body)();
+
+int block() { return threadIdx.x / block_threads; }
+char* memory() { return smem + block() * SPACE; }
 
 u32 draw() { return (seed = seed * 1664525u + 1013904223u) >> 8; }
 void enter() { body(); state[threadIdx.x] = DONE; swapcontext(&fibers[threadIdx.x], &scheduler); }
@@ -67,6 +71,7 @@ void fail(const char* message) { wrong = message; leave(); }
 
 // Wait until `count` threads have come to the barrier of a number.
 void meet(u32 number, int count) {
+  if (number < 16) number += 16 * block();
   const int me = threadIdx.x;
   Meeting& meeting = meetings[number];
   if (meeting.arrived && meeting.count != count) fail("threads disagree on who meets at a barrier");
@@ -90,8 +95,8 @@ vec16 read_early(bool early, const void* p, bool ok) {
   vec16 v = {};
   if (ok) std::memcpy(&v, p, 16);
   return v; }
-void meet_block() { meet(0, threads); }
-void meet_warp() { meet(16 + threadIdx.x / 32, 32); }
+void meet_block() { meet(0, block_threads); }
+void meet_warp() { meet(16 * BLOCKS + threadIdx.x / 32, 32); }
 
 // What goes on besides threads: nothing here, copies in emulator_hopper.h.
 struct Engine {
@@ -106,8 +111,10 @@ bool can_run(int t) {
   return state[t] == READY || (state[t] == AT_PHASE && engine->phase_ended(place[t], parity[t]));
 }
 
-// Runs one block; what is wrong with it, or null.
-const char* run(int count, void (*f)()) {
+// Runs one block, or those of a cluster; what is wrong, or null.
+const char* run(int count, void (*f)(), int blocks = 1) {
+  block_threads = count;
+  count *= blocks;
   threads = count;
   body = f;
   wrong = nullptr;

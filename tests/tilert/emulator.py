@@ -21,6 +21,7 @@ from typing import Any
 from tilert import driver, ir
 from tilert.checks import Check, checks_of
 from tilert.codegen import generate
+from tilert.codegen.cluster import CLUSTER_TEMPLATES
 from tilert.codegen.helpers import HELPERS
 from tilert.codegen.hopper import (
     ATTENTION_TEMPLATES,
@@ -84,6 +85,7 @@ def host_text(text: str, function: ir.Function, threads: int) -> str:
         TEMPLATES,
         ATTENTION_TEMPLATES,
         BOX_TEMPLATES,
+        CLUSTER_TEMPLATES,
         ONCE_TEMPLATES,
         ROW_TEMPLATES,
     ):
@@ -103,6 +105,16 @@ def host_text(text: str, function: ir.Function, threads: int) -> str:
         body,
         flags=re.DOTALL,
     )
+    body = re.sub(r"wgmma_n(\d+)\(d, a, b, t\)", r"emulator::product<\1, ROWS>(d, a, b, t)", body)
+    # All blocks of a cluster run at once, as threads of one after the other.
+    cluster = int(shape[1]) if (shape := re.search(r"__cluster_dims__\((\d+)", body)) else 1
+    if cluster > 1:
+        body = re.sub(r"__cluster_dims__\(.*?\) ", "", body)
+        body = body.replace("threadIdx.x", f"((int)threadIdx.x % {threads})")
+        body = body.replace("blockIdx.x", f"(blockIdx.x * {cluster} + emulator::block())")
+        body = re.sub(
+            r"extern __shared__ .* smem\[\];", "char* const smem = emulator::memory();", body
+        )
     for name in _REPLACED:
         body = body.replace(HELPERS[name], "")
     body = re.sub(r"&map(\d+),", r"emulator::may_read(&map\1, early >> \1 & 1),", body)
@@ -138,7 +150,8 @@ def host_text(text: str, function: ir.Function, threads: int) -> str:
             "    blockIdx.x = b;",
             # What another block left in shared memory must not matter.
             "    std::memset(smem, 0xA5, sizeof smem);",
-            f"    if (const char* wrong = emulator::run({threads}, kept::call)) return wrong;",
+            f"    if (const char* wrong = emulator::run({threads}, kept::call, {cluster}))",
+            "      return wrong;",
             "  }",
             "  return nullptr;",
             "}",

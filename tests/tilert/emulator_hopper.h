@@ -122,19 +122,19 @@ std::vector<Group> groups[MOST];
 std::map<float*, std::vector<float>> sums[MOST];
 
 template <class T> double element(u64 descriptor, int row, int k) {
-  const u32 start = (descriptor & 0x3fff) << 4, eight = (descriptor >> 32 & 0x3fff) << 4;
+  const u32 start = block() * SPACE + ((descriptor & 0x3fff) << 4), eight = (descriptor >> 32 & 0x3fff) << 4;
   T v;
   std::memcpy(&v, smem + swizzled(start + row / 8 * eight + row % 8 * 128 + k * 2), 2);
   return f32_of(v);
 }
-// What a product adds to this thread's sums.
-template <int N, class T> std::vector<double> terms(u64 a, u64 b) {
+// What a product adds to this thread's sums: NaN for rows that are not there.
+template <int N, int ROWS, class T> std::vector<double> terms(u64 a, u64 b) {
   std::vector<double> found(N / 2);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % block_threads / 32 % 4;
   for (int h = 0; h < 2; ++h) {
     double left[16];
     const int row = warp * 16 + lane / 4 + 8 * h;
-    for (int k = 0; k < 16; ++k) left[k] = element<T>(a, row, k);
+    for (int k = 0; k < 16; ++k) left[k] = row < ROWS ? element<T>(a, row, k) : NAN;
     for (int j = 0; j < N / 8; ++j)
       for (int c = 0; c < 2; ++c)
         for (int k = 0; k < 16; ++k)
@@ -153,12 +153,12 @@ void begin_product(float* d, int n, bool keep, std::function<std::vector<double>
   std::fill(d, d + n / 2, NAN);
   open[me].push_back({d, n, terms, terms()});
 }
-template <int N, class T> void product(float* d, u64 a, u64 b, T) {
-  begin_product(d, N, true, [=] { return terms<N, T>(a, b); }, {a, b});
+template <int N, int ROWS = 64, class T> void product(float* d, u64 a, u64 b, T) {
+  begin_product(d, N, true, [=] { return terms<N, ROWS, T>(a, b); }, {a, b});
 }
 // Of an operand whose rows run along k.
 template <class T> double element_across(u64 descriptor, int column, int k) {
-  const u32 start = (descriptor & 0x3fff) << 4;
+  const u32 start = block() * SPACE + ((descriptor & 0x3fff) << 4);
   const u32 beside = (descriptor >> 16 & 0x3fff) << 4, eight = (descriptor >> 32 & 0x3fff) << 4;
   T v;
   const u32 row = k / 8 * eight + k % 8 * 128;
@@ -206,9 +206,15 @@ void complete(const Product& p) {
   sums[me].erase(p.d);
 }
 
+// The barrier of a cluster: its phases, and the one that each thread has arrived at, or -1.
+int cluster_phase, cluster_pending, arrived[MOST];
+
 struct CopyEngine : Engine {
   CopyEngine() { engine = this; }
   void begin_block() override {
+    cluster_phase = 0;
+    cluster_pending = threads;
+    std::fill(arrived, arrived + MOST, -1);
     barriers.clear();
     parts.clear();
     leaving.clear();
@@ -393,3 +399,25 @@ DEV u32 transposed(u32 v) {
   }
   meet_warp();
   return r; }
+
+// -- clusters ----------------------------------------------------------------------------------
+
+DEV int cluster_rank() { return emulator::block(); }
+DEV void cluster_arrive() {
+  using namespace emulator;
+  if (arrived[threadIdx.x] == cluster_phase) fail("a thread arrives at the barrier of the cluster twice");
+  arrived[threadIdx.x] = cluster_phase;
+  if (--cluster_pending) return;
+  cluster_pending = threads;
+  ++cluster_phase; }
+DEV void cluster_wait() {
+  using namespace emulator;
+  const int phase = arrived[threadIdx.x];
+  if (phase < 0) fail("a thread waits for the cluster without having arrived");
+  while (cluster_phase == phase) leave(); }
+DEV void read_block(float* v, u32 at, int rank) {
+  using namespace emulator;
+  bool there = false;
+  for (int t = rank * block_threads; t < (rank + 1) * block_threads; ++t) there |= state[t] != DONE;
+  if (!there) fail("a block of the cluster that is read has ended");
+  std::memcpy(v, smem + at % SPACE + rank * SPACE, 16); }

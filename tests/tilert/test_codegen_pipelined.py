@@ -28,7 +28,7 @@ from tests.tilert.products import (
     two_products,
 )
 from tilert import DType, Mut, Ref, bf16, f16, f32, nvrtc, sass
-from tilert.codegen import pipelined, schedules
+from tilert.codegen import pipelined, room, schedules
 from tilert.errors import CompileError
 from tilert.language import minimum, mma, tiles, zeros
 from tilert.target_device import TargetDevice
@@ -324,7 +324,7 @@ MISTAKES = {
 @needs_compiler
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_shows(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipelined, "MOST_STAGES", 3)
+    monkeypatch.setattr(room, "MOST_STAGES", 3)
     device = EmulatedDevice("sm_90a")
     a, a64 = data(device, (3 * 128, 4 * 64), bf16)
     b, b64 = data(device, (32, 4 * 64), bf16, seed=1)

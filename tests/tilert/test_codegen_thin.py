@@ -22,7 +22,7 @@ from tests.tilert.products import (
     two_products,
 )
 from tilert import Const, DType, Dyn, Mut, Ref, bf16, f16, f32, i32, sass
-from tilert.codegen import pipelined, ring
+from tilert.codegen import ring, room
 from tilert.language import mma, sum, tiles, zeros
 from tilert.target_device import TargetDevice
 
@@ -44,11 +44,10 @@ def is_thin(device: Any) -> bool:
 # only a few are there, steps that one copy brings and that several do, fewer than stages and more.
 PRODUCTS = [
     ((5, 72, 200), (8, 64, 64), bf16),
-    ((13, 112, 264), (16, 24, 64), f16),
-    ((30, 200, 1416), (32, 80, 128), bf16),
-    ((70, 136, 136), (24, 96, 64), f16),
-    ((64, 16, 72), (56, 8, 64), bf16),
-    ((16, 48, 2600), (16, 24, 256), bf16),
+    ((13, 112, 264), (16, 27, 64), f16),
+    ((30, 200, 1416), (16, 83, 128), bf16),
+    ((3, 73, 328), (4, 40, 128), bf16),
+    ((16, 48, 2600), (16, 25, 256), bf16),
     ((9, 77, 1024), (16, 23, 128), bf16),
     ((1, 63, 1536), (8, 21, 512), f16),
 ]
@@ -86,14 +85,14 @@ def test_product_on_a_gpu(
 
 
 @needs_compiler
-@pytest.mark.parametrize("tile", [(16, 64), (32, 40)])
+@pytest.mark.parametrize("tile", [(16, 62), (8, 40)])
 def test_epilogue(gpu: EmulatedDevice, tile: tuple[int, int]) -> None:
     check_epilogue(gpu, (2 * tile[0] - 3, 136, 264), tile)
     assert is_thin(gpu)
 
 
 @needs_compiler
-@pytest.mark.parametrize("tile", [(16, 64), (24, 72)])
+@pytest.mark.parametrize("tile", [(16, 62), (8, 72)])
 def test_row_reduction_of_the_sums(gpu: EmulatedDevice, tile: tuple[int, int]) -> None:
     check_row_reduction(gpu, tile)
     assert is_thin(gpu)
@@ -106,7 +105,7 @@ def test_several_products_a_step(gpu: EmulatedDevice) -> None:
     b, b64 = data(gpu, (64, 328), bf16, seed=1)
     c, c64 = data(gpu, (64, 328), bf16, seed=2)
     y = Frame(gpu, (64, 64), f32)
-    two_products(y.piece(32, 32), a, b, c).sync()
+    two_products(y.piece(16, 34), a, b, c).sync()
     assert is_thin(gpu)
     y.check(a64 @ (b64 + c64).T - c64 @ b64.T, steps=3 * 328, scale=12.0 * 328)
 
@@ -116,8 +115,8 @@ def test_several_products_a_step(gpu: EmulatedDevice) -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "taken"),
-    [((16, 64, 64), True), ((16, 56, 64), False), ((16, 24, 256), True), ((20, 96, 64), False),
-     ((16, 99, 64), True), ((16, 264, 64), False), ((56, 96, 64), False), ((56, 32, 128), True),
+    [((16, 64, 64), True), ((8, 56, 64), False), ((16, 24, 256), True), ((20, 96, 64), False),
+     ((16, 99, 64), True), ((16, 264, 64), False), ((56, 96, 64), True), ((56, 32, 128), True),
      ((16, 192, 96), False)],
 )  # fmt: skip
 def test_tiles(sizes: tuple[int, int, int], taken: bool) -> None:
@@ -145,7 +144,7 @@ MISTAKES = {
 @needs_compiler
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_shows(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipelined, "UNDER_WAY", 1)
+    monkeypatch.setattr(room, "UNDER_WAY", 1)
     device = EmulatedDevice("sm_90a")
     a, a64 = data(device, (8, 8 * 128), bf16)
     b, b64 = data(device, (48, 8 * 128), bf16, seed=1)
@@ -225,6 +224,79 @@ def test_made_left_operand_on_a_gpu(dtype: DType) -> None:
         check_scaled(device, (2 * rows, 1000, 520), (rows, 100, 64), dtype)
 
 
+# -- left operands that are not rounded ----------------------------------------------------------
+
+
+@tilert.kernel
+def wide_products(y: Mut[Dyn], x: Ref[Dyn], gain: Ref, w: Ref, v: Ref, bk: Const[int]):
+    """Of f32, once computed; one of bf16 onto the same sums."""
+    m, n = y.index
+    acc = zeros(y.shape, f32)
+    for k in tiles(x, axis=1, size=bk):
+        a = x[m, k]
+        acc = mma(a * gain[k][None, :].to(f32), w[n, k].to(f32).T, acc)
+        acc = mma(a.to(w.dtype), v[n, k].T, acc)
+    y.store(acc)
+
+
+def check_wide(device: Any, sizes: tuple[int, int, int], tile: tuple[int, int, int]) -> float:
+    """The largest error over the largest sum."""
+    m, n, k = sizes
+    x, x64 = data(device, (m, k), f32)
+    gain, gain64 = data(device, (k,), bf16, seed=1)
+    w, w64 = data(device, (n, k), bf16, seed=2)
+    v, v64 = data(device, (n, k), bf16, seed=3)
+    y = tilert.empty((m, n), f32, device)
+    wide_products(y.partition(*tile[:2]), x, gain, w, v, bk=tile[2]).sync()
+    rounded = x64.astype(bf16.numpy).astype(np.float64)
+    want = (x64 * gain64) @ w64.T + rounded @ v64.T
+    got = y.numpy()
+    return float(np.abs(got - want).max() / np.abs(want).max())
+
+
+@needs_compiler
+@pytest.mark.parametrize("sizes", [(1, 40, 264), (3, 73, 520), (4, 40, 384), (6, 40, 264)])
+def test_four_rows_of_f32(sizes: tuple[int, int, int]) -> None:
+    """Of which the instruction takes what bf16 holds, and what is left, in its eight columns."""
+    device = EmulatedDevice("sm_90a")
+    assert check_wide(device, sizes, (4, 40, 128)) < 2e-5
+    assert is_thin(device)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("from(a - f32_of(first))", "from(0.0f)"),
+        ("[r] += shuffle_xor(", "[r] += 0.0f * shuffle_xor("),
+        ("? 0u : pack(a, b)", "? pack(a, b) : pack(a, b)"),
+    ],
+)
+def test_a_mistake_with_what_is_left_shows(
+    old: str, new: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistaken(monkeypatch, old, new)
+    assert check_wide(EmulatedDevice("sm_90a"), (4, 40, 256), (4, 40, 128)) > 1e-4
+
+
+@pytest.mark.gpu
+def test_four_rows_of_f32_on_a_gpu() -> None:
+    device = tilert.device("cuda:0")
+    if device.info()["arch"] != "sm_90a":
+        pytest.skip("the schedule is one of sm_90a")
+    for rows in (1, 2, 4):
+        assert check_wide(device, (rows, 6144, 2560), (4, 47, 128)) < 2e-5
+
+
+def test_more_rows_of_f32_are_not_taken() -> None:
+    device = TargetDevice("sm_90a")
+    x, y = (tilert.empty((8, n), f32, device) for n in (1024, 96))
+    w = tilert.empty((96, 1024), bf16, device)
+    gain = tilert.empty((1024,), bf16, device)
+    wide_products(y.partition(8, 48), x, gain, w, w, bk=128).run()
+    assert device.kernels[0].schedule == "staged"
+
+
 # -- before earlier kernels are complete -----------------------------------------------------------
 
 
@@ -234,7 +306,7 @@ def test_made_left_operand_on_a_gpu(dtype: DType) -> None:
 def test_operands_copied_ahead(early: int, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Either side, both, of fewer steps than the ring has stages and of more; one piece a block and
     several."""
-    monkeypatch.setattr(pipelined, "UNDER_WAY", 3000)
+    monkeypatch.setattr(room, "UNDER_WAY", 3000)
     device = EmulatedDevice("sm_90a", early=early)
     for sizes in ((5, 24, 1024), (8, 120, 2560), (24, 48, 1088)):
         check_product(device, sizes, (8, 24, depth), bf16)
@@ -266,10 +338,10 @@ def test_what_can_be_copied_ahead() -> None:
     y = tilert.empty((8, 96), f32, device)
     product(y.partition(8, 48), a, b, bk=128).run()
     some_steps(y.partition(8, 48), a, b, tilert.empty((1,), i32, device)).run()
-    wide = tilert.empty((16, 96), f32, device)
-    product(wide.partition(16, 48), tilert.empty((16, 1024), bf16, device), b, bk=128).run()
+    wide = tilert.empty((64, 96), f32, device)
+    product(wide.partition(64, 48), tilert.empty((64, 1024), bf16, device), b, bk=128).run()
     assert [(k.schedule, k.early) for k in device.kernels] == [
-        ("thin", (1, 2)), ("thin", ()), ("thin", ()),
+        ("thin", (1, 2)), ("thin", ()), ("pipelined", ()),
     ]  # fmt: skip
 
 
@@ -278,25 +350,25 @@ def test_what_can_be_copied_ahead() -> None:
 
 @pytest.mark.parametrize(
     ("tile", "stages"),
-    [((16, 48, 128), 5), ((16, 24, 256), 4), ((16, 40, 256), 3), ((16, 192, 64), 3),
-     ((8, 20, 512), 3), ((8, 47, 128), 7)],
+    [((16, 47, 128), 13), ((16, 25, 256), 10), ((16, 39, 256), 7), ((16, 194, 64), 7),
+     ((8, 20, 512), 7), ((8, 47, 128), 15), ((4, 47, 128), 16)],
 )  # fmt: skip
 def test_compiled(tile: tuple[int, int, int], stages: int) -> None:
-    """80 KiB are under way besides two stages, as far as there is room for two blocks."""
+    """About all of shared memory is under way."""
     (kernel,) = compiled((64, 1024, 1024), tile).kernels
     assert kernel.threads == 160
     assert f"if (++stage == {stages})" in kernel.text
     assert kernel.resources.spill_stores == 0
-    assert 2 * kernel.shared_bytes <= 227 << 10
+    assert 190 << 10 <= kernel.shared_bytes <= 227 << 10
 
 
 def test_machine_code() -> None:
-    (kernel,) = compiled((16, 6144, 2560), (16, 48, 128)).kernels
+    (kernel,) = compiled((8, 6144, 2560), (8, 48, 128)).kernels
     (lines,) = sass.disassemble([kernel.cubin], "sm_90a")
     found = list(sass.names(lines))
-    # Two steps of k a warp, of three times 16 rows by two times 8 columns.
-    assert found.count("HMMA.16816.F32.BF16") == 12
+    # Two steps of k a warp, of three times 16 rows by 8 columns.
+    assert found.count("HMMA.16816.F32.BF16") == 6
     assert found.count("LDSM.16.M88.4") == 6
-    # One copy a side, whatever the depth.
-    assert found.count("UTMALDG.3D") == 2
+    # One copy a side, whatever the depth, ahead and otherwise.
+    assert found.count("UTMALDG.3D") == 4
     assert not [name for name in found if name.startswith(("LDL", "STL", "HGMMA"))]

@@ -477,7 +477,8 @@ def test_texts_wait_first(check: bool, added: UnsafeKernel) -> None:
         assert [len(part.split("behind(")) for part in body.split("wait_for_")[1:]] == [
             len(pointers) + 1
         ] * roles
-        reads = {"thin": name == "product 2", "skinny": True, "streaming": streams}
+        few = name in ("product 1", "product 2")
+        reads = {"thin": few, "pipelined": few, "skinny": True, "streaming": streams}
         assert bool(kernel.early) == (reads.get(kernel.schedule, False) and not check), name
         if streams:
             once, then = (found.start() for found in re.finditer("wait_for_", body))
@@ -510,7 +511,11 @@ def test_machine_code_waits_first(arch: str) -> None:
         else:
             assert waits[0] >= 1 and waits[1] >= 1, name
             # What may be read ahead: tiles of the left operand and of the right one, and weights.
-            ahead = {"thin": ["UTMALDG.3D"] * 2, "skinny": ["LDG.E.NA.128.STRONG.GPU"] * 8}
+            ahead = {
+                "thin": ["UTMALDG.3D"] * 2,
+                "pipelined": ["UTMALDG.2D"] * 2,
+                "skinny": ["LDG.E.NA.128.STRONG.GPU"] * 8,
+            }
             if kernels[name].schedule == "streaming":
                 # What is added up, where it may be; nothing where it may not.
                 assert {found.split(".")[0] for found in sass.hasty(lines)} <= {"LDG"}, name

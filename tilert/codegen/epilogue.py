@@ -6,13 +6,15 @@ written once for each window of registers, so that an element is loaded, worked 
 the next ones are.
 """
 
+from collections.abc import Callable
+
 from tilert.codegen.emit import Emitter
 from tilert.codegen.layout import Layout
 from tilert.codegen.lower import uses
 from tilert.ir import Op, Value
 from tilert.ops import ELEMENTWISE
 
-__all__ = ["WINDOW", "write_epilogue"]
+__all__ = ["WINDOW", "in_windows", "write_epilogue", "write_parts"]
 
 WINDOW = 32
 """Registers: loads in flight, against what they take away from the sums."""
@@ -37,6 +39,45 @@ def write_epilogue(e: Emitter, ops: list[Op], sums: Value) -> None:
     e.window = None
     for op in rest:
         e.op(op)
+
+
+def in_windows(e: Emitter, ops: list[Op], sums: list[Value]) -> bool:
+    """Whether nothing behind the loop needs more of the sums than some of their registers."""
+    first, together, rest = _split(e, ops, e.layout(sums[0]))
+    whole = any(v in op.args for op in first for v in sums)
+    return bool(together) and not rest and not whole
+
+
+def write_parts(
+    e: Emitter,
+    ops: list[Op],
+    sums: Value,
+    windows: list[tuple[int, int]],
+    begin: Callable[[tuple[int, int]], None],
+) -> None:
+    """Write operations that are `in_windows` once for each block of a cluster.
+
+    Args:
+        windows: registers that each block keeps.
+        begin: writes what comes before them.
+    """
+    first, together, _ = _split(e, ops, e.layout(sums))
+    for op in first:
+        e.op(op)
+    for rank, window in enumerate(windows):
+        if window[0] == window[1]:
+            continue
+        with e.braces(f"if (rank == {rank})"):
+            e.window = window
+            # While they come, the sums are put together.
+            loads = [op for op in together if op.name in ("load", "load_piece")]
+            for op in loads:
+                e.op(op)
+            begin(window)
+            for op in together:
+                if op not in loads:
+                    e.op(op)
+    e.window = None
 
 
 def _windows(layout: Layout) -> list[tuple[int, int]]:

@@ -7,16 +7,17 @@ from tilert.codegen import bounds
 from tilert.codegen.ahead import begin_early, find_ahead
 from tilert.codegen.attention import Attention, write_attention
 from tilert.codegen.attention_form import find_form
+from tilert.codegen.cluster import blocks_of
 from tilert.codegen.debug import without_debugging
 from tilert.codegen.early import END, PARAMETER, START, begin, first_wait, unless
 from tilert.codegen.emit import Emitter, c_name, c_type
 from tilert.codegen.grid import coordinates, grid_extents
 from tilert.codegen.helpers import with_needed
-from tilert.codegen.lower import THIN_ROWS, clone, is_thin, lower, sink_past
+from tilert.codegen.lower import THIN_ROWS, clone, is_thin, lower, narrow_rights, sink_past
 from tilert.codegen.pipelined import Pipelined, write_pipelined
 from tilert.codegen.plan import choose_threads, make_plan
 from tilert.codegen.prelude import PRELUDE
-from tilert.codegen.ring import find_ring
+from tilert.codegen.ring import GROUP_ROWS, Ring, find_ring
 from tilert.codegen.row_attention import RowAttention, write_rows
 from tilert.codegen.schedules import VARIABLE, enabled
 from tilert.codegen.streaming import coarse, is_row_sum, lift_loads, triples
@@ -44,6 +45,7 @@ class CudaSource:
         walks: whether a block walks over pieces: so many blocks as run at once are enough.
         waits: whether it waits for earlier grids itself, on targets where grids can. Its last
             argument then says what it may do sooner (`early.py`).
+        cluster: blocks that share a piece.
         early: numbers of the parameters that it can read before it waits, by the bits of that word.
         whole: whether it does that with all of them or none.
         schedule: how the work is done. "streaming" has no products; "skinny" takes weights through
@@ -61,6 +63,7 @@ class CudaSource:
     maps: tuple[TensorMap, ...] = ()
     walks: bool = False
     waits: bool = False
+    cluster: int = 1
     early: tuple[int, ...] = ()
     whole: bool = False
     schedule: str = "unsafe"
@@ -178,32 +181,34 @@ def _pipelined(function: Function, whole: Function, refused: dict[str, str]) -> 
     """
     written: Pipelined | Attention | RowAttention | None
     walks = True
+    function = narrow_rights(function)
     try:
-        ring = find_ring(function)
+        ring = _ring(function)
     except Unfit as reason:
         refused |= dict.fromkeys(("pipelined", "thin"), str(reason))
         form = find_form(whole)
         schedule, maps = "attention", tuple(form.maps)
         walks = form.shares is None
+        cluster = 1
         written = write_attention(form) if form.shares is None else write_rows(form, form.shares)
     else:
-        if not ring.thin:
-            # Of few rows all that is needed behind the loop fits beside the sums.
-            sink_past(function, ring.loop)
         schedule, other = ("thin", "pipelined") if ring.thin else ("pipelined", "thin")
         written, maps = write_pipelined(function, ring), tuple(ring.maps)
+        cluster = ring.cluster
+        walks = cluster == 1
         refused[other] = f"its products have {ring.rows} rows; {schedule} is for so many"
         refused["attention"] = "it does not have two products of which one feeds the other"
     if written is None:
         refused.pop(schedule, None)
         raise Unfit("shared memory has no room for two stages")
     entry = f"{function.name}_kernel"
+    shape = f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else ""
     head = [f"const __grid_constant__ tensor_map map{i}" for i in range(len(maps))]
     lines = [
         PRELUDE,
         *with_needed(written.consumer.helpers | _types(function)),
         *written.head,
-        f'extern "C" __global__ void __launch_bounds__({written.threads}, {written.blocks})',
+        f'extern "C" __global__ void {shape}__launch_bounds__({written.threads}, {written.blocks})',
         f"{entry}({', '.join([*head, *_parameters(function), PARAMETER])}) {{",
         *written.lines,
         "}",
@@ -213,8 +218,30 @@ def _pipelined(function: Function, whole: Function, refused: dict[str, str]) -> 
         refused.setdefault(name, f"{schedule} comes first where a kernel has its form")
     return CudaSource(
         "\n".join(lines), entry, written.threads, written.shared_bytes, None, maps, walks=walks,
-        waits=True, early=written.early, schedule=schedule, refused=tuple(refused.items()),
+        waits=True, cluster=cluster, early=written.early, schedule=schedule,
+        refused=tuple(refused.items()),
     )  # fmt: skip
+
+
+def _ring(function: Function) -> Ring:
+    """The ring of a function: of few rows of one warpgroup, shared by the blocks of a cluster where
+    there are too few pieces.
+
+    Raises:
+        Unfit: where it is for none.
+    """
+    try:
+        ring = find_ring(function, grouped=True)
+    except Unfit:
+        ring = find_ring(function)
+    if not ring.thin:
+        # Of few rows all that is needed behind the loop fits beside the sums.
+        sink_past(function, ring.loop)
+    blocks = blocks_of(ring) if ring.grouped else 1
+    if blocks > 1:
+        return find_ring(function, True, blocks)
+    # What has too few pieces to read at the rate of memory has two warpgroups, where it may.
+    return ring if blocks or ring.rows < GROUP_ROWS else find_ring(function)
 
 
 def _types(function: Function) -> set[str]:

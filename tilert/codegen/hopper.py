@@ -18,6 +18,7 @@ __all__ = [
     "copy_box",
     "wgmma",
     "wgmma_left",
+    "wgmma_some",
 ]
 
 PORTABLE_TEMPLATES = r"""// Coordinates beyond any array stay beyond it.
@@ -224,6 +225,17 @@ DEV void wgmma_n{n}(float* d, u64 a, u64 b, {ctype}) {{
     " %{count}, %{count + 1}, 1, 1, 1, 0, 0;"
     : {values}
     : "l"(a), "l"(b)); }}
+"""
+
+
+def wgmma_some(n: int, ctype: str) -> str:
+    """C++ of `wgmma_some_nN`: as `wgmma_nN` where only the first ROWS rows of a are there.
+
+    What lies behind them is read as it is, and adds to sums that nobody looks at.
+    """
+    return f"""
+template <int ROWS> DEV void wgmma_some_n{n}(float* d, u64 a, u64 b, {ctype} t) {{
+  wgmma_n{n}(d, a, b, t); }}
 """
 
 

@@ -254,9 +254,9 @@ def wgmma_accumulator(m: int, n: int, groups_m: int, groups_n: int) -> Layout:
     wgmma.mma_async"): as mma.m16n8 has them in each of a group's four warps, 16 rows a warp.
 
     Register `(i * tiles_n + j) * 4 + c` is element c of columns 8 j to 8 j + 7 of the group's 64
-    rows i. `m` is whole 64 rows a group, `n` whole 8 columns.
+    rows i. `m` is whole 64 rows a group, or fewer, which are padded, `n` whole 8 columns.
     """
-    tiles_m, tiles_n = m // (64 * groups_m), n // (8 * groups_n)
+    tiles_m, tiles_n = -(-m // (64 * groups_m)), n // (8 * groups_n)
     rows = [Factor("t", 8, 4), Factor("r", 2, 2), Factor("t", 4, 32)]
     cols = [Factor("r", 2, 1), Factor("t", 4, 1)]
     return _tiled((m, n), rows, cols, (tiles_m, tiles_n), (groups_m, groups_n), 128)
@@ -267,11 +267,12 @@ def thin_left(m: int, k: int, warps: int) -> Layout:
     Fragments for mma.m16n8k16"), each warp with k / warps columns of its own.
 
     Register `j * k / warps / 4 + c * 2 + e` is element e of four lanes' eight columns c of the
-    warp's, in rows 8 j to 8 j + 7. `m` is whole 8 rows, `k` whole 16 columns a warp.
+    warp's, in rows 8 j to 8 j + 7. `m` is whole 8 rows, or 4, of which both halves of a warp then
+    have a copy, `k` whole 16 columns a warp.
     """
     own = k // warps // 8
     columns = [Factor("r", 2, 1), Factor("t", 4, 1), Factor("r", own, 2), Factor("t", warps, 32)]
-    rows = [Factor("t", 8, 4)]
+    rows = [Factor("t", min(m, 8), 4)]
     if m > 8:
         rows.append(Factor("r", m // 8, 2 * own))
     return Layout((m, k), (tuple(rows), tuple(columns)))

@@ -6,11 +6,11 @@ before `widen_mma` would convert them.
 """
 
 from tilert.dead_code import remove_dead
-from tilert.dtypes import f16, f32, i8
+from tilert.dtypes import bf16, f16, f32, i8
 from tilert.ir import Block, Function, Op, TileType, Value, walk
 from tilert.ops import make
 
-__all__ = ["clone", "is_thin", "lower", "sink_past", "uses"]
+__all__ = ["clone", "is_thin", "lower", "narrow_rights", "sink_past", "uses"]
 
 # Products with at most this many rows stream their weights through registers instead of the
 # tensor cores, as long as a thread's share of the partial sums stays below THIN_REGISTERS.
@@ -26,6 +26,31 @@ def lower(function: Function, threads: int) -> Function:
     widen_mma(function)
     defer_sums(function)
     return function
+
+
+def narrow_rights(function: Function) -> Function:
+    """The function with products of f32 whose right operands are bf16 in truth as products of f32
+    and bf16, which no other pass knows; the same one where it has none."""
+    wide = [op for op in walk(function.body) if op.name == "mma" and _narrow_right(op) is not None]
+    if not wide:
+        return function
+    function = clone(function)
+    for op in walk(function.body):
+        narrow = _narrow_right(op) if op.name == "mma" else None
+        if narrow is not None and op.args[1].op is not None:
+            turned = op.args[1].op
+            turned.args = [narrow]
+            turned.results[0].type = TileType(turned.result.shape, narrow.dtype)
+    remove_dead(function.body)
+    return function
+
+
+def _narrow_right(op: Op) -> Value | None:
+    """The bf16 [n, k] tile of which the right operand of a product of f32 is made."""
+    w = _weights(op)
+    if w is None or w.dtype != f32 or w.op is None or w.op.name != "cast":
+        return None
+    return w.op.args[0] if w.op.args[0].dtype == bf16 else None
 
 
 def clone(function: Function) -> Function:

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from math import prod
 
 from tilert.codegen.boxes_out import boxes_bytes, move_boxes
-from tilert.codegen.control import begin_loop, carry, note_bounds
+from tilert.codegen.cluster import CLUSTER_TEMPLATES, begin_steps, part_of_steps, write_shared
+from tilert.codegen.control import carry, note_bounds
 from tilert.codegen.early import END, MOST_EARLY, START, begin
 from tilert.codegen.emit import Emitter, c_type
 from tilert.codegen.epilogue import write_epilogue
@@ -28,22 +29,30 @@ from tilert.codegen.hopper import (
     TEMPLATES,
     copy_box,
     wgmma,
+    wgmma_some,
 )
-from tilert.codegen.plan import make_group_plan, source_of
+from tilert.codegen.plan import source_of
 from tilert.codegen.quads import move_quads
 from tilert.codegen.ring import (
-    COLUMNS,
     GROUP,
     GROUP_ROWS,
     WARP,
-    Box,
     Ring,
+    plan_of,
     scalars,
     sums_of,
     turn_over,
     wanted,
 )
-from tilert.codegen.thin import THIN_TEMPLATES, ThinConsumer, kept_bytes, kept_loads
+from tilert.codegen.room import element_at, exchanged_bytes, most_stages, read_bytes
+from tilert.codegen.thin import (
+    SPLIT_TEMPLATES,
+    THIN_TEMPLATES,
+    ThinConsumer,
+    kept_bytes,
+    kept_loads,
+)
+from tilert.dtypes import f32
 from tilert.ir import Access, Function, Op
 from tilert.tensor_map import ROW_BYTES
 
@@ -51,23 +60,20 @@ __all__ = ["Pipelined", "copy_tile", "write_pipelined"]
 
 SHARED_BYTES = 227 * 1024
 """Shared memory of a block of sm_90."""
-THIN_SHARED_BYTES = 108 * 1024
-"""The same where reading is what takes time: a multiprocessor has room for two blocks, so that the
-next kernel's can fill their rings."""
-AHEAD_ROWS = 8
-"""Rows of products up to which it pays to copy operands before earlier kernels are complete: a
-decode step of 8 sequences takes 2 % less, one of 16 takes 6 % more (Qwen3-4B on an H200)."""
-THIN_BLOCKS, MOST_SHARED_SUMS = 3, 64
-"""Blocks that share the registers of a multiprocessor, with at most so many sums a thread."""
-MOST_STAGES = 8
-UNDER_WAY = 80 * 1024
-"""Bytes that a block has under way where reading is what takes time, besides the two stages that
-products have: on an H200 it takes longer with fewer, and with twice as many."""
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232
 """What 128 and 256 threads may have of 64 Ki registers, in the steps of setmaxnreg."""
 BAND = 16
 """Rows of tiles that are walked together: as many blocks as run at once then share rows and columns
 of operands about equally."""
+
+
+_CLUSTER_PRODUCER = [
+    "    warp_meets();",
+    "    cluster_arrive();",
+    "    cluster_wait();",
+    "    cluster_arrive();",
+]
+"""Of all threads of the producer, which have nothing to tell the other blocks."""
 
 
 class Pipelined:
@@ -88,19 +94,18 @@ class Pipelined:
     ) -> None:
         self._function, self._ring, self._stages = function, ring, stages
         # A warpgroup is what gives registers away; where there is nothing to give, a warp will do.
-        self.threads = ring.consumers + (WARP if ring.thin else GROUP)
-        self.blocks = _blocks(ring)
+        self.threads = ring.consumers + (WARP if ring.few else GROUP)
+        self.blocks = 1
         read = [spec.param for spec in ring.maps]
         kept = [op.attrs["param"].position for op in kept_loads(ring)]
-        few = ring.rows <= AHEAD_ROWS and len(read) + len(kept) <= MOST_EARLY
-        fits = few and _can_run_ahead(ring)
+        fits = ring.few and len(read) + len(kept) <= MOST_EARLY and _can_run_ahead(ring)
         self.early = (*read, *kept) if fits else ()
         self._kept_bits = (1 << len(kept)) - 1 << len(read) if fits else 0
         self._boxes = stages * ring.stage_bytes
         self._barriers = self._boxes + boxes * boxes_bytes(prod(ring.groups))
         self._kept = self._barriers + -(-16 * stages // 128) * 128
         self._scratch = self._kept + kept_bytes(ring)
-        self.shared_bytes = self._scratch + scratch
+        self.shared_bytes = max(self._scratch + scratch, read_bytes(ring, stages))
         self.consumer: Consumer | ThinConsumer = (
             ThinConsumer(function, ring, stages)
             if ring.thin
@@ -119,6 +124,7 @@ class Pipelined:
         extents = self._extents()
         return [
             *START,
+            *(["  const int rank = cluster_rank();"] if self._ring.cluster > 1 else []),
             "  extern __shared__ __align__(1024) char smem[];",
             f"  char* const scratch = smem + {self._scratch}; (void)scratch;",
             f"  char* const kept = smem + {self._kept}; (void)kept;",
@@ -143,11 +149,12 @@ class Pipelined:
             f"  if (threadIdx.x >= {ring.consumers}) {{",
             *limit,
             f"    if (threadIdx.x == {ring.consumers}) {{",
-            *(["      const u64 once = read_once();"] if ring.thin else []),
+            *(["      const u64 once = read_once();"] if ring.few else []),
             *(self._fill(e) if self.early else []),
             *("    " + line for line in begin(self._function)),
             *self._pieces("      ", e.lines, e.head),
             "    }",
+            *(_CLUSTER_PRODUCER if ring.cluster > 1 else []),
         ]
 
     def _fill(self, like: Emitter) -> list[str]:
@@ -173,6 +180,7 @@ class Pipelined:
             *self._pieces("    ", self.consumer.lines, self.consumer.head),
             *(["    boxes_stored();"] if self.consumer.boxes else []),
             *("  " + line for line in END),
+            *(["    cluster_wait();"] if self._ring.cluster > 1 else []),
             "  }",
         ]
 
@@ -193,9 +201,12 @@ class Pipelined:
         return [f"{pad}int stage = 0; u32 turn = 0;", *self._walk(pad, lines, head)]
 
     def _walk(self, pad: str, lines: list[str], head: list[str], on: str = "") -> list[str]:
+        cluster = self._ring.cluster
+        # A cluster has one piece: its blocks meet twice for it.
+        first, step = (f" / {cluster}", "pieces") if cluster > 1 else ("", "gridDim.x")
         return [
             *(pad + line.strip() for line in head),
-            f"{pad}for (i64 piece = blockIdx.x; piece < pieces{on}; piece += gridDim.x) {{",
+            f"{pad}for (i64 piece = blockIdx.x{first}; piece < pieces{on}; piece += {step}) {{",
             *(f"{pad}{line}" for line in self._place()),
             *lines,
             f"{pad}}}",
@@ -213,7 +224,7 @@ class Pipelined:
         strides = [" * ".join(extents[i + 1 :]) or "1" for i in range(len(extents))]
         rows, columns = axes
         other = [i for i, n in enumerate(function.grid) if i not in axes and n != 1]
-        if self._ring.thin and not other:
+        if self._ring.few and not other:
             # All rows of a column of tiles follow each other: they read the same right operand.
             row, column = (f"(int)piece {sign} {extents[rows]}" for sign in "%/")
             return coordinates(function, f"{row} * {strides[rows]} + {column} * {strides[columns]}")
@@ -231,13 +242,12 @@ class Pipelined:
 
 def write_pipelined(function: Function, ring: Ring) -> Pipelined | None:
     """The kernel with as many stages as shared memory has room for, None where two are too many."""
-    scratch, boxes = 0, not ring.thin
-    whole = THIN_SHARED_BYTES if ring.thin else SHARED_BYTES
+    scratch, boxes = 0, ring.rows >= GROUP_ROWS and ring.cluster == 1
     while True:
-        room = whole - scratch - kept_bytes(ring) - 128
+        room = SHARED_BYTES - scratch - kept_bytes(ring) - 128
         room -= boxes * boxes_bytes(prod(ring.groups))
-        stages = min(_most_stages(ring), room // (ring.stage_bytes + 16))
-        if stages < 2:
+        stages = min(most_stages(ring), room // (ring.stage_bytes + 16))
+        if stages < 2 or stages * ring.stage_bytes < exchanged_bytes(ring):
             return None
         written = Pipelined(function, ring, stages, scratch, boxes)
         # How much scratch the text needs, and whether boxes, is known once it is written.
@@ -245,17 +255,6 @@ def write_pipelined(function: Function, ring: Ring) -> Pipelined | None:
         if needed <= scratch and written.consumer.boxes == boxes:
             return written
         scratch, boxes = max(scratch, needed), written.consumer.boxes
-
-
-def _most_stages(ring: Ring) -> int:
-    if not ring.thin:
-        return MOST_STAGES
-    return 2 + -(-UNDER_WAY // ring.stage_bytes)
-
-
-def _blocks(ring: Ring) -> int:
-    sums = sum(v.shape[0] * v.shape[1] for v in sums_of(ring.loop)) // WARP
-    return THIN_BLOCKS if ring.thin and sums <= MOST_SHARED_SUMS else 1
 
 
 def _can_run_ahead(ring: Ring) -> bool:
@@ -268,10 +267,18 @@ def _templates(ring: Ring) -> list[str]:
     ranks = sorted({len(spec.box) + (spec.beside > 0) for spec in ring.maps})
     copies = [copy_box(rank) for rank in ranks]
     if ring.thin:
-        return [*copies, ONCE_TEMPLATES, *(copy_box(rank, True) for rank in ranks), THIN_TEMPLATES]
+        once = [ONCE_TEMPLATES, *(copy_box(rank, True) for rank in ranks)]
+        split = any(v.dtype == f32 for v in ring.lefts)
+        return [*copies, *once, THIN_TEMPLATES, *([SPLIT_TEMPLATES] if split else [])]
     products = [op for op in ring.loop.regions[0].ops if op.name == "mma"]
-    kinds = sorted({(op.result.shape[1], c_type(op.args[0].dtype)) for op in products})
-    return [*copies, *(wgmma(n // ring.groups[1], ctype) for n, ctype in kinds)]
+    found = {(op.result.shape[1], c_type(op.args[0].dtype)) for op in products}
+    kinds = sorted((n // ring.groups[1], ctype) for n, ctype in found)
+    if ring.few:
+        copies += [ONCE_TEMPLATES, *(copy_box(rank, True) for rank in ranks)]
+    if ring.cluster > 1:
+        copies.append(CLUSTER_TEMPLATES)
+    some = kinds if ring.rows < GROUP_ROWS else []
+    return [*copies, *(wgmma(*kind) for kind in kinds), *(wgmma_some(*kind) for kind in some)]
 
 
 # -- the producer ----------------------------------------------------------------------------
@@ -317,6 +324,8 @@ def _steps(
     for op in before:
         e.op(op)
     lo, hi, by = (e.names[a] for a in loop.args[:3])
+    if ring.cluster > 1:
+        lo, hi = part_of_steps(loop, ring.cluster)
     counter = e.names[body.args[0]] = e.fresh("i")
     note_bounds(e, loop)
     e.line("#pragma unroll 1")
@@ -329,7 +338,7 @@ def _steps(
 def _copy_boxes(e: Emitter, ring: Ring, some: str) -> None:
     """Copy the operands of a step: those whose bits are in the word `some`, or all."""
     for value, box in ring.boxes.items():
-        once = ring.thin and value in ring.rights
+        once = ring.few and value in ring.rights
         with e.braces(f"if ({some} & {1 << box.map}u)" if some else ""):
             copy_tile(
                 e, box.load, box.cols, box.map, box.offset, box.block, "full", once, box.together
@@ -385,7 +394,7 @@ class Consumer(Emitter):
     """
 
     def __init__(self, function: Function, ring: Ring, stages: int, boxes: bool) -> None:
-        super().__init__(function, make_group_plan(function, ring.groups))
+        super().__init__(function, plan_of(ring))
         self._ring = ring
         self._stages = stages
         self._may_box = boxes
@@ -397,6 +406,9 @@ class Consumer(Emitter):
 
     def program_body(self) -> None:
         """The whole kernel, once for each piece."""
+        if self._ring.cluster > 1:
+            write_shared(self, self._ring)
+            return
         loop, ops = self._ring.loop, self.function.body.ops
         place = ops.index(loop) + 1
         for op in ops[:place]:
@@ -409,19 +421,25 @@ class Consumer(Emitter):
             self._loop(op)
         elif op.name == "mma":
             self._product(op)
-        elif op.name == "store_piece" and self._may_box and self._by_boxes(op):
-            self.boxes = True
-        elif op.name in ("load_piece", "store_piece") and move_quads(self, op):
+        elif op.name in ("load_piece", "store_piece") and self._moves(op):
             pass
         elif op.name != "load" or op.result not in self._ring.boxes:
             super().op(op)
 
-    def _by_boxes(self, op: Op) -> bool:
-        return move_boxes(self, op, self._ring.groups, self._ring.maps)
+    def _moves(self, op: Op) -> bool:
+        """Whether a piece of whole windows is moved, and written."""
+        if self._ring.cluster > 1 or self._ring.rows < GROUP_ROWS:
+            return False
+        if op.name == "store_piece" and self._may_box:
+            boxed = move_boxes(self, op, self._ring.groups, self._ring.maps)
+            self.boxes = self.boxes or boxed
+            if boxed:
+                return True
+        return move_quads(self, op)
 
     def _loop(self, op: Op) -> None:
         body = op.regions[0]
-        _, head = begin_loop(self, op)
+        head = begin_steps(self, op, self._ring.cluster)
         held = self.fresh("held")
         self.line(f"const int group = uniform(threadIdx.x / {GROUP}); (void)group;")
         self.line(f"int {held} = -1;")
@@ -450,7 +468,8 @@ class Consumer(Emitter):
         a, b = self._ring.boxes[source_of(op.args[0])[0]], self._ring.right(op)
         groups_m, groups_n = self._ring.groups
         (m, n), k = op.result.shape, op.args[0].shape[1]
-        blocks, columns = m // (GROUP_ROWS * groups_m), n // groups_n
+        blocks, columns = -(-m // (GROUP_ROWS * groups_m)), n // groups_n
+        some = f"_some_n{columns}<{m}>" if m < GROUP_ROWS else f"_n{columns}"
         left = f" + group * {blocks * GROUP_ROWS * ROW_BYTES}" if groups_m > 1 else ""
         right = f" + group * {columns * ROW_BYTES}" if groups_n > 1 else ""
         with self.braces():
@@ -459,12 +478,7 @@ class Consumer(Emitter):
             for step in range(0, k, 16):
                 for i in range(blocks):
                     to = f"{name} + {i * columns // 2}"
-                    left = f"a + {(_at(a, step) + i * GROUP_ROWS * ROW_BYTES) // 16}"
+                    left = f"a + {(element_at(a, step) + i * GROUP_ROWS * ROW_BYTES) // 16}"
                     ctype = c_type(op.args[0].dtype)
-                    right = f"b + {_at(b, step) // 16}"
-                    self.line(f"wgmma_n{columns}({to}, {left}, {right}, {ctype}{{}});")
-
-
-def _at(box: Box, k: int) -> int:
-    """Bytes from the first element of a box to the element k of the same row, unswizzled."""
-    return k // COLUMNS * box.rows * ROW_BYTES + k % COLUMNS * 2
+                    right = f"b + {element_at(b, step) // 16}"
+                    self.line(f"wgmma{some}({to}, {left}, {right}, {ctype}{{}});")

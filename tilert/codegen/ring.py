@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 from math import prod
 
 from tilert.codegen.emit import Emitter
+from tilert.codegen.layout import mma_swapped, thin_left
 from tilert.codegen.lower import uses
-from tilert.codegen.plan import operand_only, source_of
+from tilert.codegen.plan import Plan, make_group_plan, make_share_plan, operand_only, source_of
 from tilert.codegen.unfit import Unfit
 from tilert.dtypes import DType, bf16, f16, f32
 from tilert.ir import Access, Block, Function, Op, Param, Value, walk
 from tilert.ops import ELEMENTWISE
 from tilert.tensor_map import MOST_AXES, MOST_ROWS, ROW_BYTES, TensorMap
 
-__all__ = ["Box", "Ring", "find_ring", "scalars", "sums_of", "turn_over", "wanted"]
+__all__ = ["Box", "Ring", "find_ring", "plan_of", "scalars", "sums_of", "turn_over", "wanted"]
 
 GROUP = 128
 """Threads of a warpgroup."""
@@ -29,10 +30,16 @@ WARP, WARPS = 32, 4
 """Threads of a warp, and warps that share the columns of thin operands."""
 GROUP_ROWS = 64
 """Rows of a product of a warpgroup."""
+LEAST_GROUPED = 16
+"""Rows from which on a warpgroup computes where it can, the rows of its products partly empty: so
+many take warps longer, that bring the left operand to registers."""
 MOST_COLUMNS = 256
 """Columns of one such product."""
 MOST_SUMS = 160
 """Sums a thread: the other registers are for whatever follows the products."""
+SPLIT_ROWS = 4
+"""Rows that leave half of the instruction's columns free: for what is left of f32 when bf16 has
+taken what it holds."""
 COLUMNS = ROW_BYTES // 2
 """Elements of 16 bits of a row of a box."""
 LEAST_READ = 8 << 10
@@ -104,6 +111,8 @@ class Ring:
         lefts: left operands of thin products.
         read: tiles that threads take into registers.
         maps: what the copy engine reads.
+        grouped: whether one warpgroup computes, of few rows, instead of warps or of several groups.
+        cluster: blocks that share the steps of a piece.
         axes: axes of the grid along rows and columns of the product, where it has both.
     """
 
@@ -115,12 +124,19 @@ class Ring:
     lefts: set[Value] = field(default_factory=set)
     read: set[Value] = field(default_factory=set)
     maps: list[TensorMap] = field(default_factory=list)
+    grouped: bool = False
+    cluster: int = 1
     axes: tuple[int, int] | None = None
 
     @property
     def thin(self) -> bool:
+        """Whether warps compute, that share the columns of the operands of few rows."""
+        return self.rows < GROUP_ROWS and not self.grouped
+
+    @property
+    def few(self) -> bool:
         """Whether there are so few rows that reading the right operand is what takes time."""
-        return self.rows < GROUP_ROWS
+        return self.thin or self.grouped
 
     @property
     def rights(self) -> set[Value]:
@@ -148,8 +164,12 @@ class Ring:
         return self.boxes[source_of(product.args[1])[0]]
 
 
-def find_ring(function: Function) -> Ring:
+def find_ring(function: Function, grouped: bool = False, cluster: int = 1) -> Ring:
     """The schedule of a lowered function.
+
+    Args:
+        grouped: whether a warpgroup is to compute, of few rows.
+        cluster: blocks that share the steps of a piece.
 
     Raises:
         Unfit: where it is not one for it.
@@ -158,11 +178,12 @@ def find_ring(function: Function) -> Ring:
     if loop is None:
         raise Unfit("its products of tiles are not all in one loop by themselves")
     products = [op for op in loop.regions[0].ops if op.name == "mma"]
-    groups = _groups(products)
+    groups = _groups(products, grouped)
     if groups is None:
         shown = " and ".join("{} x {}".format(*op.result.shape) for op in products)
         raise Unfit(f"warpgroups cannot share sums of {shown} out")
     ring = Ring(function, loop, groups, products[0].result.shape[0])
+    ring.grouped, ring.cluster = grouped, cluster
     if not _sums_stay(ring, products):
         raise Unfit("the loop does more with the sums than products, or has too many of them")
     taken = operand_only(function)
@@ -201,14 +222,20 @@ def _only_loop(function: Function) -> Op | None:
     return None
 
 
-def _groups(products: list[Op]) -> tuple[int, int] | None:
+def _groups(products: list[Op], grouped: bool) -> tuple[int, int] | None:
     """Warpgroups along rows and columns: two where the tile can be halved."""
     shapes = {op.result.shape for op in products}
     if len(shapes) != 1:
         return None
     ((m, n),) = shapes
+    if grouped:
+        return (
+            (1, 1)
+            if LEAST_GROUPED <= m <= GROUP_ROWS and m % 8 == n % 8 == 0 and n <= MOST_COLUMNS
+            else None
+        )
     if m < GROUP_ROWS:
-        return (1, 1) if m % 8 == 0 and n <= MOST_COLUMNS else None
+        return (1, 1) if (m % 8 == 0 or m == SPLIT_ROWS) and n <= MOST_COLUMNS else None
     if m % GROUP_ROWS or n % 8:
         return None
     if m % (2 * GROUP_ROWS) == 0:
@@ -244,7 +271,8 @@ def _sums_stay(ring: Ring, products: list[Op]) -> bool:
     m, n = products[0].result.shape
     carried = sum(1 for v in loop.results if v.op is loop and v.shape == (m, n))
     # Of few rows every warp has all sums.
-    sums = carried * m * n // (WARP if ring.thin else ring.consumers)
+    least = PERIOD if ring.thin else GROUP_ROWS
+    sums = carried * max(m, least) * n // (WARP if ring.thin else ring.consumers)
     return set(found) == set(products) and sums <= MOST_SUMS
 
 
@@ -282,7 +310,7 @@ def _add_box(ring: Ring, value: Value, dtypes: tuple[DType, ...] = (bf16, f16)) 
     extent = param.shape[-1]
     whole = extent is not None and extent % width == 0 and len(access) < MOST_AXES
     # One copy of all boxes takes the producer as long as one of a single box.
-    beside = cols // width if ring.thin and whole and cols > width else 0
+    beside = cols // width if ring.few and whole and cols > width else 0
     spec = TensorMap(param.position, (*box[:-1], width), beside)
     if spec not in ring.maps:
         ring.maps.append(spec)
@@ -295,7 +323,8 @@ def _add_left(ring: Ring, value: Value) -> bool:
     """Whether a thin left operand is a tile that the copy engine can bring, or made of one; if so,
     it is noted."""
     body = ring.loop.regions[0].ops
-    if value.dtype not in (bf16, f16) or value.shape[1] % (WARPS * 16):
+    dtypes = (bf16, f16, f32) if ring.rows == SPLIT_ROWS else (bf16, f16)
+    if value.dtype not in dtypes or value.shape[1] % (WARPS * 16):
         return False
     todo, seen = [value], set[Value]()
     while todo:
@@ -312,6 +341,16 @@ def _add_left(ring: Ring, value: Value) -> bool:
         elif op.name in ELEMENTWISE:
             todo += op.args
     return False
+
+
+def plan_of(ring: Ring) -> Plan:
+    """Layouts of those who compute."""
+    if not ring.thin:
+        return make_group_plan(ring.function, ring.groups)
+    products = [op for op in ring.loop.regions[0].ops if op.name == "mma"]
+    sums = {op: mma_swapped(op.result.shape[0], op.result.shape[1], WARPS) for op in products}
+    lefts = {v: thin_left(v.shape[0], v.shape[1], WARPS) for v in ring.lefts}
+    return make_share_plan(ring.function, ring.consumers, sums, lefts)
 
 
 def wanted(ring: Ring) -> list[Value]:

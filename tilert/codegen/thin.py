@@ -12,13 +12,14 @@ of the asynchronous proxy and a barrier, in every step.)
 
 from tilert.codegen.control import begin_loop, carry, constant
 from tilert.codegen.emit import Emitter, c_name, c_type
-from tilert.codegen.layout import Factor, mma_swapped, thin_left
-from tilert.codegen.plan import make_share_plan, source_of
-from tilert.codegen.ring import WARPS, Box, Ring, sums_of, turn_over
+from tilert.codegen.layout import Factor
+from tilert.codegen.plan import source_of
+from tilert.codegen.ring import WARPS, Box, Ring, plan_of, sums_of, turn_over
+from tilert.dtypes import f32
 from tilert.ir import Access, Function, Op, Param, Value
 from tilert.tensor_map import ROW_BYTES
 
-__all__ = ["THIN_TEMPLATES", "ThinConsumer", "kept_bytes", "kept_loads"]
+__all__ = ["SPLIT_TEMPLATES", "THIN_TEMPLATES", "ThinConsumer", "kept_bytes", "kept_loads"]
 
 MOST_KEPT = 16 * 1024
 """Bytes of vectors that stay in shared memory."""
@@ -43,6 +44,21 @@ template <int N, int COUNT> DEV void share_sums(float* mine, const float* sums, 
 """
 
 
+SPLIT_TEMPLATES = r"""
+// Of two floats what bf16 holds of them, in the lower half of a warp; in the upper half what bf16
+// holds of what is left.
+DEV u32 split_pair(float a, float b) {
+  bf16 first = to<bf16>::from(a), second = to<bf16>::from(b);
+  if (threadIdx.x & 16) {
+    first = to<bf16>::from(a - f32_of(first));
+    second = to<bf16>::from(b - f32_of(second));
+  }
+  return pack(first, second); }
+// Of what is as narrow nothing is left.
+template <class T> DEV u32 split_pair(T a, T b) { return threadIdx.x & 16 ? 0u : pack(a, b); }
+"""
+
+
 class ThinConsumer(Emitter):
     """Writes the kernel for the threads that compute: they meet without the producer.
 
@@ -54,14 +70,12 @@ class ThinConsumer(Emitter):
     boxes = False
 
     def __init__(self, function: Function, ring: Ring, stages: int) -> None:
-        products = [op for op in ring.loop.regions[0].ops if op.name == "mma"]
-        sums = {op: mma_swapped(op.result.shape[0], op.result.shape[1], WARPS) for op in products}
-        lefts = {v: thin_left(v.shape[0], v.shape[1], WARPS) for v in ring.lefts}
-        super().__init__(function, make_share_plan(function, ring.consumers, sums, lefts))
+        super().__init__(function, plan_of(ring))
         self._ring = ring
         self._stages = stages
         self.kept = kept_loads(ring)
         self._sums_at: dict[Value, str] = {}
+        self._split = any(v.dtype == f32 for v in ring.lefts)
 
     def line(self, text: str) -> None:
         """See `Emitter`."""
@@ -145,22 +159,29 @@ class ThinConsumer(Emitter):
             carry(self, op)
             turn_over(self, self._stages)
         for v, name in partial.items():
-            block = v.shape[0] // 2
+            block = _rows(v) // 2
             for turn, first in enumerate(range(0, _sums(v), block * WARPS)):
                 count = min(block * WARPS, _sums(v) - first)
                 room = self.scratch(4 * count * self.plan.threads)
                 to = f"{self.names[v]} + {turn * block}"
                 self.line(f"share_sums<{block}, {count}>({to}, {name} + {first}, (float*){room});")
+            if self._split:
+                # The other two lanes of a row have what was left of its elements.
+                sums = self.names[v]
+                self.line("#pragma unroll")
+                self.line(f"for (int r = 0; r < {self.registers(v)}; ++r)"
+                          f" {sums}[r] += shuffle_xor({sums}[r], 2);")  # fmt: skip
 
     def _product(self, op: Op) -> None:
         """Add to the sums where they are."""
         ring = self._ring
         name = self._sums_at[op.result] = self._sums_at[op.args[2]]
         self.names[op.result] = self.names[op.args[2]]
-        left, ctype = source_of(op.args[0])[0], c_type(op.args[0].dtype)
+        left, ctype = source_of(op.args[0])[0], c_type(op.args[1].dtype)
+        pack = "split_pair" if self._split else "pack"
         box = ring.right(op)
         (m, n), k = op.result.shape, left.shape[1]
-        own, blocks, tokens = k // WARPS, -(-n // 16), m // 8
+        own, blocks, tokens = k // WARPS, -(-n // 16), -(-m // 8)
         with self.braces():
             self.line("const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;")
             self.line("#pragma unroll")
@@ -174,14 +195,19 @@ class ThinConsumer(Emitter):
                     self.line("#pragma unroll")
                     with self.braces(f"for (int j = 0; j < {tokens}; ++j)"):
                         x = f"{self.names[left]}[j * {own // 4} + k / 4"
-                        pairs = ", ".join(f"pack({x} + {e}], {x} + {e + 1}])" for e in (0, 2))
+                        pairs = ", ".join(f"{pack}({x} + {e}], {x} + {e + 1}])" for e in (0, 2))
                         to = f"&{name}[(i * {tokens} + j) * 4]"
                         self.line(f"mma_step({to}, weights, {pairs}, {ctype}{{}});")
 
 
 def _sums(v: Value) -> int:
     """A warp's sums of a tile, each thread's."""
-    return -(-v.shape[1] // 16) * v.shape[0] // 2
+    return -(-v.shape[1] // 16) * _rows(v) // 2
+
+
+def _rows(v: Value) -> int:
+    """Rows of a tile that the instruction has."""
+    return -(-v.shape[0] // 8) * 8
 
 
 def _place(box: Box) -> str:
