@@ -198,7 +198,8 @@ def test_responses(scripted_client: openai.OpenAI) -> None:
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     thoughts = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
     assert ("".join(thoughts), "".join(deltas)) == (THOUGHT, ANSWER)
-    assert len(deltas) > 2
+    # Words that come while the server is busy come together.
+    assert all(deltas) and all(thoughts)
     assert events[-1].response.usage == answer.usage
     cut = scripted_client.responses.create(
         **RESPONSE, input=marker("endless thought"), max_output_tokens=5

@@ -246,7 +246,7 @@ def test_kernels_of_another_form_are_compiled_as_before(
 
 @pytest.mark.parametrize(
     ("tile", "width", "dtype"),
-    [((32, 56, 64), 128, bf16), ((64, 64, 32), 128, bf16), ((64, 64, 64), 132, bf16),
+    [((36, 56, 64), 128, bf16), ((64, 64, 32), 128, bf16), ((64, 64, 64), 132, bf16),
      ((64, 64, 64), 128, f32), ((128, 320, 64), 128, bf16)],
 )  # fmt: skip
 def test_tiles_and_arrays_that_do_not_fit_it(

@@ -1,5 +1,6 @@
 """Checked CUDA kernels: bounds checks in the text, run on the host and on a GPU."""
 
+import importlib
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -407,8 +408,11 @@ def test_checks_change_no_value(function: Callable[..., None], arguments: dict[s
 def test_ordinary_kernels_have_no_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """And so a checked kernel has another text, which is what compiled kernels are kept by."""
     monkeypatch.setattr("tilert.nvrtc.build", lambda *_: (b"", None))
-    # Checked kernels have the first schedule alone.
+    # Checked kernels have the first schedule alone, and read nothing ahead.
     monkeypatch.setenv("TILERT_SCHEDULES", "none")
+    compiler = importlib.import_module("tilert.codegen.generate")
+    monkeypatch.setattr(compiler, "find_ahead", lambda _: None)
+    monkeypatch.setattr(compiler, "first_wait", lambda _: (None, ()))
 
     def texts(check: Check) -> list[str]:
         device = TargetDevice("sm_90a", check)
