@@ -232,7 +232,7 @@ class CudaTiling:
 
     def gate_up(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
         if tokens == 1:
-            return ProductTiles(1, 2 if inputs <= 4000 else 1, 1024 if inputs % 1024 == 0 else 512)
+            return ProductTiles(1, 2 if inputs <= 4000 else 1, self._matvec_depth(inputs))
         if tokens <= self.gemv_tokens:
             return self._matvec(tokens, outputs, inputs)
         if tokens > 64:
@@ -253,7 +253,11 @@ class CudaTiling:
             and outputs // (2 * columns) >= 384
         ):
             columns *= 2
-        return ProductTiles(1, columns, 1024 if inputs % 1024 == 0 and columns < 16 else 512)
+        return ProductTiles(1, columns, self._matvec_depth(inputs) if columns < 16 else 512)
+
+    def _matvec_depth(self, inputs: int) -> int:
+        """Of a step of one token: the deepest of which all are whole."""
+        return 1024 if inputs % 1024 == 0 else 512
 
     def fuses_norm(self, tokens: int, weights: int, dtype: DType) -> bool:
         # x * gain before its scaling may leave the range of f16.

@@ -20,6 +20,7 @@ __all__ = [
     "check_row_reduction",
     "compiled",
     "gated_bias",
+    "hopper",
     "is_pipelined",
     "last_text",
     "less_the_largest",
@@ -30,6 +31,14 @@ __all__ = [
 ]
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler here")
+
+
+def hopper() -> tilert.Device:
+    """The GPU, for tests of what sm_90a alone has; on another one they are skipped."""
+    device = tilert.device("cuda:0")
+    if device.info()["arch"] != "sm_90a":
+        pytest.skip("the schedule is one of sm_90a")
+    return device
 
 
 def last_text(device: Any) -> str:

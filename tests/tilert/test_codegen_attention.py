@@ -12,7 +12,7 @@ import tilert
 from models import kernels
 from tests.tilert.checks import Frame, data, ints
 from tests.tilert.emulator import EmulatedDevice
-from tests.tilert.products import last_text, mistaken, needs_compiler
+from tests.tilert.products import hopper, last_text, mistaken, needs_compiler
 from tilert import DType, Mut, Ref, bf16, f16, f32, nvrtc, sass
 from tilert.codegen import attention, schedules
 from tilert.language import exp2, iota, maximum, mma, tiles, where, zeros
@@ -262,9 +262,7 @@ def test_prefill_on_a_gpu(
     rows: int,
     pages: int,
 ) -> None:
-    device = tilert.device("cuda:0")
-    if device.info()["arch"] != "sm_90a":
-        pytest.skip("the schedule is one of sm_90a")
+    device = hopper()
     Prompt(device, chunks, heads, dtype, padding).check(rows, pages)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tilert
 from tests.tilert.checks import Frame, data
 from tests.tilert.emulator import EmulatedDevice
 from tests.tilert.products import (
@@ -15,6 +14,7 @@ from tests.tilert.products import (
     check_product,
     check_row_reduction,
     compiled,
+    hopper,
     last_text,
     mistaken,
     needs_compiler,
@@ -113,9 +113,7 @@ LARGE = [
 def test_product_on_a_gpu(
     sizes: tuple[int, int, int], tile: tuple[int, int, int], count: int
 ) -> None:
-    device = tilert.device("cuda:0")
-    if device.info()["arch"] != "sm_90a":
-        pytest.skip("the schedule is one of sm_90a")
+    device = hopper()
     check_product(device, sizes, tile, bf16)
     assert blocks_of(compiled(sizes, tile)) == count
 

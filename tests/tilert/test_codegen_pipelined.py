@@ -20,6 +20,7 @@ from tests.tilert.products import (
     check_product,
     check_row_reduction,
     compiled,
+    hopper,
     is_pipelined,
     last_text,
     mistaken,
@@ -124,9 +125,7 @@ LARGE = [
 def test_product_on_a_gpu(
     sizes: tuple[int, int, int], tile: tuple[int, int, int], dtype: DType
 ) -> None:
-    device = tilert.device("cuda:0")
-    if device.info()["arch"] != "sm_90a":
-        pytest.skip("the schedule is one of sm_90a")
+    device = hopper()
     check_product(device, sizes, tile, dtype)
 
 

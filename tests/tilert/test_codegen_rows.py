@@ -11,7 +11,7 @@ import tilert
 from models import kernels
 from tests.tilert.checks import ints
 from tests.tilert.emulator import EmulatedDevice
-from tests.tilert.products import mistaken, needs_compiler
+from tests.tilert.products import hopper, mistaken, needs_compiler
 from tilert import Const, DType, Mut, Ref, bf16, f16, f32, sass
 from tilert.codegen import row_attention
 from tilert.language import exp2, full, max, maximum, mma, sum, tiles, zeros
@@ -234,9 +234,7 @@ def test_decoding_on_a_gpu(
     pages: int,
     splits: int,
 ) -> None:
-    device = tilert.device("cuda:0")
-    if device.info()["arch"] != "sm_90a":
-        pytest.skip("the schedule is one of sm_90a")
+    device = hopper()
     Decoding(device, lengths, heads, dtype, page).check(splits, pages)
 
 

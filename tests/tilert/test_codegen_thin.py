@@ -14,6 +14,7 @@ from tests.tilert.products import (
     check_product,
     check_row_reduction,
     compiled,
+    hopper,
     is_pipelined,
     last_text,
     mistaken,
@@ -78,9 +79,7 @@ LARGE = [
 def test_product_on_a_gpu(
     sizes: tuple[int, int, int], tile: tuple[int, int, int], dtype: DType
 ) -> None:
-    device = tilert.device("cuda:0")
-    if device.info()["arch"] != "sm_90a":
-        pytest.skip("the schedule is one of sm_90a")
+    device = hopper()
     check_product(device, sizes, tile, dtype)
 
 
@@ -216,9 +215,7 @@ def test_made_left_operand(
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [bf16, f32])
 def test_made_left_operand_on_a_gpu(dtype: DType) -> None:
-    device = tilert.device("cuda:0")
-    if device.info()["arch"] != "sm_90a":
-        pytest.skip("the schedule is one of sm_90a")
+    device = hopper()
     for rows in (8, 16):
         check_scaled(device, (rows - 3, 6144, 2560), (rows, 47, 128), dtype)
         check_scaled(device, (2 * rows, 1000, 520), (rows, 100, 64), dtype)
@@ -281,9 +278,7 @@ def test_a_mistake_with_what_is_left_shows(
 
 @pytest.mark.gpu
 def test_four_rows_of_f32_on_a_gpu() -> None:
-    device = tilert.device("cuda:0")
-    if device.info()["arch"] != "sm_90a":
-        pytest.skip("the schedule is one of sm_90a")
+    device = hopper()
     for rows in (1, 2, 4):
         assert check_wide(device, (rows, 6144, 2560), (4, 47, 128)) < 2e-5
 

@@ -35,7 +35,6 @@ def first_wait(function: Function) -> tuple[Op | None, tuple[int, ...]]:
 
     Registers are then full when the kernel before is complete, and what follows is to store them.
     """
-    numbers = {param.name: number for number, param in enumerate(function.params)}
     read: dict[int, None] = {}
     # Where a program's piece is, is read from memory at the beginning.
     for op in function.body.ops if not any(p.indexed for p in function.params) else ():
@@ -43,7 +42,7 @@ def first_wait(function: Function) -> tuple[Op | None, tuple[int, ...]]:
         loads = [o.attrs["param"] for o in inner if o.name == "load"]
         if any(o.name in _OTHERS for o in inner) or any(p.kind != "ref" for p in loads):
             return op, tuple(read) if len(read) <= MOST_EARLY else ()
-        read |= dict.fromkeys(numbers[p.name] for p in loads)
+        read |= dict.fromkeys(p.position for p in loads)
     return None, ()
 
 

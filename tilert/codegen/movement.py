@@ -9,9 +9,12 @@ from tilert.codegen.layout import Layout
 from tilert.dtypes import DType, f32, i32
 from tilert.ir import Op, Value
 
-_CHAINS = 4
-
 __all__ = ["broadcast", "combine", "reduce", "relayout", "reshape", "transpose"]
+
+CHAINS = 4
+"""Results of a thread that elements are combined to in turn; see `_chains`."""
+PLACES = ("argmax", "argmin")
+"""Reductions that give a place, and not what is there."""
 
 
 def relayout(e: Emitter, v: Value, layout: Layout, position: str = "") -> str:
@@ -103,9 +106,6 @@ def transpose(e: Emitter, op: Op) -> None:
 # -- reductions ------------------------------------------------------------------------------
 
 
-_PLACES = ("argmax", "argmin")
-
-
 def _identity(kind: str, dtype: DType) -> str:
     if kind in ("sum", "any"):
         return literal(0, dtype)
@@ -158,9 +158,9 @@ def reduce(e: Emitter, *ops: Op) -> None:
     """Reductions of which none needs another, side by side: one waits for shuffles and barriers as
     long as all of them do. Registers first, then lanes by shuffles, then warps through scratch."""
     for op in ops:
-        if op.attrs["kind"] in _PLACES:
+        if op.attrs["kind"] in PLACES:
             _place_of(e, op, e.layout(op.args[0]))
-    found = [_begin(e, op) for op in ops if op.attrs["kind"] not in _PLACES]
+    found = [_begin(e, op) for op in ops if op.attrs["kind"] not in PLACES]
     steps: dict[int, list[_Reduction]] = {}
     for one in found:
         for step in _lanes(one.layout, one.axis):
@@ -215,7 +215,7 @@ def _chains(e: Emitter, count: int) -> int:
     Several are there sooner than one, and sums of fewer elements lose less. They take registers,
     of which only what streams has enough.
     """
-    return _CHAINS if e.plan.streams and count >= 2 * _CHAINS and count % _CHAINS == 0 else 1
+    return CHAINS if e.plan.streams and count >= 2 * CHAINS and count % CHAINS == 0 else 1
 
 
 def _join(e: Emitter, acc: str, chains: int, kind: str) -> None:
