@@ -90,7 +90,7 @@ class Work:
 def watched() -> Work:
     """What a start does below the engine."""
     from grout.constraint import GrammarTokens
-    from tilert import cuda_graph, disk_cache, driver, kernel_index, nvrtc
+    from tilert import cuda_graph, disk_cache, driver, kernel_index, kernel_launch, nvrtc
     from tilert.kernel import Kernel
 
     # The package has a function of that name.
@@ -102,7 +102,7 @@ def watched() -> Work:
     work.watch(sources, "cuda_source", "generate CUDA C++")
     work.watch(disk_cache, "cubin", "get machine code")
     work.watch(nvrtc, "_compile", "of that, compile")
-    work.watch(driver, "load_function", "load machine code")
+    work.watch(kernel_launch, "load_function", "load machine code")
     work.watch(driver, "allocate_async", "allocate")
     work.watch(GrammarTokens, "prepare", "prepare grammars")
     work.watch(cuda_graph, "_record", "record graphs")

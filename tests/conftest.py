@@ -1,5 +1,6 @@
 """Fixtures and skipping rules that every test shares."""
 
+import gc
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -60,6 +61,17 @@ LONGEST = (
 def _rank(item: pytest.Item) -> int:
     file = item.nodeid.split("::")[0]
     return LONGEST.index(file) if file in LONGEST else len(LONGEST)
+
+
+def pytest_collection() -> None:
+    """Nothing that is made while tests are collected is garbage: see `pytest_collection_finish`."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays: collections, and tests that ask for one, need not walk it."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

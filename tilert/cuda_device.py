@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilert import disk_cache, driver, ir
+from tilert import disk_cache, driver, ir, kernel_launch
 from tilert.array import empty, submit_copy
 from tilert.checks import Check, checks_of
 from tilert.copy_plan import copy_plan
@@ -172,7 +172,7 @@ class CudaLauncher:
         elif self._early and self._leads and self._walks and pieces:
             # One on each multiprocessor, so that the next kernel's are spread in the same way.
             blocks = self._device.concurrent
-        return driver.Launch(
+        return kernel_launch.Launch(
             self._handle, blocks, self._threads, self._shared_bytes, values,
             [packed(spec, arrays[spec.param]) for spec in self._maps],
             self._waits, self._leads,
@@ -446,7 +446,7 @@ class CudaDevice(QueuedDevice):
 
     def _load(self, function: ir.Function, source: "CudaSource", cubin: bytes) -> Launcher:
         self.enter()
-        handle = driver.load_function(cubin, source.entry, source.shared_bytes)
+        handle = kernel_launch.load_function(cubin, source.entry, source.shared_bytes)
         return CudaLauncher(
             self, function, handle, source.threads, source.shared_bytes, source.sites,
             source.maps, source.walks, source.waits, source.early, source.whole, source.cluster,

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from tilert import driver
+from tilert import driver, kernel_launch
 from tilert.codegen.early import AT_ONCE
 from tilert.errors import DeviceError, LaunchError
 from tilert.order import Lane
@@ -196,10 +196,10 @@ def _words(pieces: Sequence[Piece]) -> dict[int, int]:
     return words
 
 
-def _launch(piece: Piece) -> driver.Launch | None:
+def _launch(piece: Piece) -> kernel_launch.Launch | None:
     """The launch that a piece is, if it is one."""
     launch = getattr(piece.call, "__self__", None)
-    return launch if isinstance(launch, driver.Launch) else None
+    return launch if isinstance(launch, kernel_launch.Launch) else None
 
 
 def _record(device: "CudaDevice", pieces: list[Piece]) -> driver.Handle:

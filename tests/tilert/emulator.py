@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tilert import driver, ir
+from tilert import ir, kernel_launch
 from tilert.checks import Check, checks_of
 from tilert.codegen import generate
 from tilert.codegen.cluster import CLUSTER_TEMPLATES
@@ -37,13 +37,14 @@ from tilert.tensor_map import TensorMap, encoding
 
 __all__ = ["EmulatedDevice", "compiler"]
 
-HEADER = Path(__file__).with_name("emulator.h")
-HOPPER_HEADER = Path(__file__).with_name("emulator_hopper.h")
+HERE = Path(__file__).parent
+HEADER, HOPPER_HEADER = "emulator.h", "emulator_hopper.h"
+RUNTIME, HOPPER_RUNTIME = "emulator.o", "emulator_hopper.o"
 # The header has what these do in PTX.
 _REPLACED = {"cut"}
 # Blocks that run at once, as far as a kernel can tell.
 WALKING = 2
-FLAGS = ["-std=c++17", "-O0", "-fPIC", "-ffp-contract=off", "-w"]
+FLAGS = ["-std=c++17", "-fPIC", "-ffp-contract=off", "-w", "-U_FORTIFY_SOURCE"]
 _TYPES = {
     "pointer": ctypes.c_void_p,
     "index": ctypes.c_void_p,
@@ -60,13 +61,26 @@ def compiler() -> str | None:
 
 @functools.cache
 def folder() -> Path:
-    """Where compiled kernels are, for as long as the process runs."""
+    """Where compiled kernels are, for as long as the process runs, and what all of them share."""
     path = Path(tempfile.mkdtemp(prefix="emulated"))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
-    # Compiled once for all kernels.
-    shutil.copy(HEADER, path)
-    shutil.copy(HOPPER_HEADER, path)
-    build([str(path / HEADER.name), "-x", "c++-header", "-o", str(path / f"{HEADER.name}.gch")])
+    for name in (HEADER, HOPPER_HEADER):
+        shutil.copy(HERE / name, path)
+    build(["-x", "c++-header", str(path / HEADER), "-o", str(path / f"{HEADER}.gch")])
+    for name in (RUNTIME, HOPPER_RUNTIME):
+        source = (HERE / name).with_suffix(".cpp")
+        build(["-O2", "-c", str(source), "-o", str(path / name)])
+    return path
+
+
+def library(text: str) -> Path:
+    """A kernel's text, compiled as it is written, which takes the least time, and the runtime."""
+    path = folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.so"
+    if not path.exists():
+        source = path.with_suffix(".cpp")
+        source.write_text(text, encoding="utf-8")
+        parts = [RUNTIME, *([HOPPER_RUNTIME] if HOPPER_HEADER in text else [])]
+        build(["-shared", "-o", str(path), str(source), *(str(path.parent / p) for p in parts)])
     return path
 
 
@@ -135,8 +149,8 @@ def host_text(text: str, function: ir.Function, threads: int) -> str:
     given = [f"*{n}" if "tensor_map" in p else n for p, n in zip(parameters, names, strict=True)]
     return "\n".join(
         [
-            f'#include "{HEADER.name}"',
-            *([f'#include "{HOPPER_HEADER.name}"'] if TEMPLATES in text else []),
+            f'#include "{HEADER}"',
+            *([f'#include "{HOPPER_HEADER}"'] if TEMPLATES in text else []),
             PORTABLE,
             body,
             "namespace kept {",
@@ -159,14 +173,14 @@ def host_text(text: str, function: ir.Function, threads: int) -> str:
     )
 
 
-def pack(spec: TensorMap, array: Any) -> driver.TensorMap:
+def pack(spec: TensorMap, array: Any) -> kernel_launch.TensorMap:
     """A tensor map as the header has it: address, axes and element size, extents, strides, box."""
     host = host_view(array)
     e = encoding(spec, array.dtype, host.ctypes.data, array.shape, array.strides)
     words = [e.address, len(e.dims) | e.dtype.itemsize << 8]
     for values, room in ((e.dims, 5), (e.strides, 4), (e.box, 5)):
         words += [*values, *[0] * (room - len(values))]
-    packed = driver.TensorMap()
+    packed = kernel_launch.TensorMap()
     (ctypes.c_uint64 * 16).from_address(packed.address)[:] = words
     return packed
 
@@ -177,13 +191,7 @@ class _Launcher:
         source = generate(function, arch, device.checks)
         self.text = source.text
         text = host_text(source.text, function, source.threads)
-        name = hashlib.sha256(text.encode()).hexdigest()[:24]
-        library = folder() / f"{name}.so"
-        if not library.exists():
-            path = folder() / f"{name}.cpp"
-            path.write_text(text, encoding="utf-8")
-            build(["-shared", "-o", str(library), str(path)])
-        self._run = ctypes.CDLL(str(library)).run
+        self._run = ctypes.CDLL(str(library(text))).run
         self._run.restype = ctypes.c_char_p
         self._abi = function.abi()
         self._after = device.faults.arguments(function, source.sites)

@@ -2,382 +2,64 @@
 // here, in the ways that show mistakes: a copy lands in two parts, each later by some turns of other
 // threads; until then its target holds NaN. A product reads its operands where it is issued and again
 // where it is waited for, and they must be the same; until then its sums are NaN.
-#include <functional>
-#include <map>
-#include <vector>
+//
+// Read for many kernels: what takes a compiler long is in emulator_hopper.cpp, compiled once.
 
 struct __align__(128) tensor_map { u64 w[16]; };
 
-#pragma GCC push_options
-#pragma GCC optimize("O2")
-
 namespace emulator {
-const u64 LIVE = 0x5ca1ab1e0ddba11ull;
-struct Phases { int arrivals, pending; i64 bytes; u32 number; };
-std::map<u32, Phases> barriers;
-
-Phases& barrier_at(u32 at) {
-  u64 word;
-  std::memcpy(&word, smem + at, 8);
-  if (!barriers.count(at) || word != (LIVE ^ at)) fail("no barrier is there, or it was overwritten");
-  return barriers[at];
-}
-void turn(Phases& p) {
-  if (p.pending || p.bytes) return;
-  p.pending = p.arrivals;
-  ++p.number;
-}
-
-// -- copies ------------------------------------------------------------------------------------
-
-struct Map { const char* from; int axes, size; i64 dims[5], strides[5], box[5]; };
-struct Part { Map map; u32 to, barrier; i64 first[5]; int row, end, wait; };
-std::vector<Part> parts;
-
-Map decoded(const tensor_map* packed) {
-  const u64* w = packed->w;
-  Map m{(const char*)w[0], (int)(w[1] & 255), (int)(w[1] >> 8), {}, {}, {}};
-  for (int i = 0; i < m.axes; ++i) {
-    m.dims[i] = w[2 + i];
-    m.strides[i] = i ? w[6 + i] : m.size;
-    m.box[i] = w[11 + i];
-  }
-  return m;
-}
-// Turns until a part lands: now and then many, or as many as a thread takes for a step.
-int delay() {
-  const u32 kind = draw() % 16;
-  return (int)(draw() % (3 * threads)) << (kind > 2 ? 0 : kind ? 4 : 8); }
-u32 swizzled(u32 at) { return at ^ (at >> 7 & 7) << 4; }
-int rows_of(const Map& m) { int n = 1; for (int i = 1; i < m.axes; ++i) n *= m.box[i]; return n; }
-
-void land(const Part& p) {
-  const Map& m = p.map;
-  for (int row = p.row; row < p.end; ++row) {
-    i64 offset = 0, rest = row;
-    bool inside = true;
-    for (int i = 1; i < m.axes; ++i) {
-      const i64 at = p.first[i] + rest % m.box[i];
-      rest /= m.box[i];
-      inside &= 0 <= at && at < m.dims[i];
-      offset += at * m.strides[i];
-    }
-    for (int c = 0; c < m.box[0]; ++c) {
-      const i64 at = p.first[0] + c;
-      char* to = smem + swizzled(p.to + row * 128 + c * m.size);
-      if (inside && 0 <= at && at < m.dims[0]) std::memcpy(to, m.from + offset + at * m.size, m.size);
-      else std::memset(to, 0, m.size);
-    }
-  }
-  Phases& phases = barriers[p.barrier];
-  phases.bytes -= (p.end - p.row) * 128;
-  turn(phases);
-}
-
-// -- stores ------------------------------------------------------------------------------------
-
-// Rows of a box on their way out: first they are read, and later they are in their place.
-struct Leaving { Map map; u32 from; i64 first[5]; int row, end, wait, thread, group; std::vector<char> held; };
-std::vector<Leaving> leaving;
-struct Written { u32 at; u32 words[4]; };
-std::vector<Written> unknown[MOST];  // what a thread has written and the copy engine does not know of
-int stored[MOST];                    // boxes that a thread had stored
-const u32 STORES = 1u << 30;         // as the place of a thread that waits for those
-
-void read_rows(Leaving& p) {
-  for (int row = p.row; row < p.end; ++row)
-    for (int c = 0; c < 128; ++c) p.held.push_back(smem[swizzled(p.from + row * 128 + c)]);
-}
-void put_rows(const Leaving& p) {
-  const Map& m = p.map;
-  for (int row = p.row; row < p.end; ++row)
-    for (int c = 0; c < m.box[0]; ++c) {
-      const i64 x = p.first[0] + c, y = p.first[1] + row;
-      if (x < 0 || x >= m.dims[0] || y < 0 || y >= m.dims[1]) continue;
-      std::memcpy((char*)m.from + y * m.strides[1] + x * m.size,
-                  &p.held[(row - p.row) * 128 + c * m.size], m.size);
-    }
-}
-// Whether of the boxes of a thread all but the last few are read, or even in their place.
-bool have_left(int thread, int but, bool placed) {
-  for (const Leaving& p : leaving)
-    if (p.thread == thread && p.group < stored[thread] - but && (placed || p.held.empty())) return false;
-  return true;
-}
-void wait_for_stores(int but, bool placed) {
-  const int me = threadIdx.x;
-  state[me] = AT_PHASE;
-  place[me] = STORES + me;
-  parity[me] = but * 2 + placed;
-  leave();
-}
-
-// -- products ----------------------------------------------------------------------------------
-
-struct Product { float* d; int n; std::function<std::vector<double>()> terms; std::vector<double> issued; };
-typedef std::vector<Product> Group;
-bool begun[MOST];
-Group open[MOST];
-std::vector<Group> groups[MOST];
-std::map<float*, std::vector<float>> sums[MOST];
-
-template <class T> double element(u64 descriptor, int row, int k) {
-  const u32 start = block() * SPACE + ((descriptor & 0x3fff) << 4), eight = (descriptor >> 32 & 0x3fff) << 4;
-  T v;
-  std::memcpy(&v, smem + swizzled(start + row / 8 * eight + row % 8 * 128 + k * 2), 2);
-  return f32_of(v);
-}
-// What a product adds to this thread's sums: NaN for rows that are not there.
-template <int N, int ROWS, class T> std::vector<double> terms(u64 a, u64 b) {
-  std::vector<double> found(N / 2);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x % block_threads / 32 % 4;
-  for (int h = 0; h < 2; ++h) {
-    double left[16];
-    const int row = warp * 16 + lane / 4 + 8 * h;
-    for (int k = 0; k < 16; ++k) left[k] = row < ROWS ? element<T>(a, row, k) : NAN;
-    for (int j = 0; j < N / 8; ++j)
-      for (int c = 0; c < 2; ++c)
-        for (int k = 0; k < 16; ++k)
-          found[j * 4 + h * 2 + c] += left[k] * element<T>(b, j * 8 + lane % 4 * 2 + c, k);
-  }
-  return found;
-}
-void begin_product(float* d, int n, bool keep, std::function<std::vector<double>()> terms,
-                   std::initializer_list<u64> descriptors) {
-  const int me = threadIdx.x;
-  if (!begun[me]) fail("a product without wgmma.fence");
-  for (u64 x : descriptors)
-    if (x >> 62 != 1 || (x >> 49 & 7)) fail("an operand without the swizzle of 128 bytes");
-  if (!sums[me].count(d)) sums[me][d].assign(d, d + n / 2);
-  if (!keep) sums[me][d].assign(n / 2, 0);
-  std::fill(d, d + n / 2, NAN);
-  open[me].push_back({d, n, terms, terms()});
-}
+// A product of 64 rows, of which `rows` are there, and n columns.
+template <class T> void product(float* d, int n, int rows, u64 a, u64 b);
+// With the left operand in registers, and a right one whose rows run along k if `across`.
+template <class T> void product_left(float* d, int n, bool across, const u32* a, u64 b, bool keep);
 template <int N, int ROWS = 64, class T> void product(float* d, u64 a, u64 b, T) {
-  begin_product(d, N, true, [=] { return terms<N, ROWS, T>(a, b); }, {a, b});
+  product<T>(d, N, ROWS, a, b);
 }
-// Of an operand whose rows run along k.
-template <class T> double element_across(u64 descriptor, int column, int k) {
-  const u32 start = block() * SPACE + ((descriptor & 0x3fff) << 4);
-  const u32 beside = (descriptor >> 16 & 0x3fff) << 4, eight = (descriptor >> 32 & 0x3fff) << 4;
-  T v;
-  const u32 row = k / 8 * eight + k % 8 * 128;
-  std::memcpy(&v, smem + swizzled(start + column / 64 * beside + row + column % 64 * 2), 2);
-  return f32_of(v);
-}
-// With the left operand in registers, of which four lanes together hold two rows.
 template <int N, bool ACROSS, class T> void product_left(float* d, const u32* a, u64 b, bool keep, T) {
-  const int me = threadIdx.x, quad = me - me % 4, lane = me % 4;
-  for (int i = 0; i < 4; ++i) slots[me][i] = a[i];
-  meet_warp();
-  std::vector<double> left(32);
-  for (int h = 0; h < 2; ++h)
-    for (int k = 0; k < 16; ++k) {
-      const T v{(u16)(slots[quad + k % 8 / 2][h + k / 8 * 2] >> 16 * (k % 2))};
-      left[16 * h + k] = f32_of(v);
-    }
-  const std::vector<u32> held(a, a + 4);
-  meet_warp();
-  begin_product(d, N, keep, [=] {
-    if (!std::equal(held.begin(), held.end(), a)) fail("a register changed while a product read it");
-    std::vector<double> found(N / 2);
-    for (int j = 0; j < N / 8; ++j)
-      for (int c = 0; c < 2; ++c)
-        for (int k = 0; k < 16; ++k) {
-          const int column = j * 8 + lane * 2 + c;
-          const double right = ACROSS ? element_across<T>(b, column, k) : element<T>(b, column, k);
-          for (int h = 0; h < 2; ++h) found[j * 4 + h * 2 + c] += left[16 * h + k] * right;
-        }
-    return found;
-  }, {b});
+  product_left<T>(d, N, ACROSS, a, b, keep);
 }
-void complete(const Product& p) {
-  const int me = threadIdx.x;
-  const std::vector<double> now = p.terms();
-  if (std::memcmp(now.data(), p.issued.data(), now.size() * sizeof(double)))
-    fail("an operand of a product changed while it was read");
-  std::vector<float>& total = sums[me][p.d];
-  for (int i = 0; i < p.n / 2; ++i) total[i] = (float)(total[i] + now[i]);
-  bool last = true;
-  for (const Group& g : groups[me]) for (const Product& q : g) last &= q.d != p.d;
-  for (const Product& q : open[me]) last &= q.d != p.d;
-  if (!last) return;
-  std::copy(total.begin(), total.end(), p.d);
-  sums[me].erase(p.d);
-}
-
-// The barrier of a cluster: its phases, and the one that each thread has arrived at, or -1.
-int cluster_phase, cluster_pending, arrived[MOST];
-
-struct CopyEngine : Engine {
-  CopyEngine() { engine = this; }
-  void begin_block() override {
-    cluster_phase = 0;
-    cluster_pending = threads;
-    std::fill(arrived, arrived + MOST, -1);
-    barriers.clear();
-    parts.clear();
-    leaving.clear();
-    for (int t = 0; t < threads; ++t) {
-      unknown[t].clear();
-      stored[t] = 0;
-      begun[t] = false;
-      open[t].clear();
-      groups[t].clear();
-      sums[t].clear();
-    }
-  }
-  bool phase_ended(u32 at, u32 parity) override {
-    if (at >= STORES) return have_left(at - STORES, parity / 2, parity % 2);
-    return (barriers[at].number & 1) != parity; }
-  bool under_way() override { return !parts.empty() || !leaving.empty(); }
-  void time_passes(bool at_once) override {
-    for (size_t i = 0; i < parts.size();) {
-      if (--parts[i].wait > 0 && !at_once) { ++i; continue; }
-      const Part part = parts[i];
-      parts.erase(parts.begin() + i);
-      land(part);
-      if (at_once) return;
-    }
-    for (size_t i = 0; i < leaving.size();) {
-      if (--leaving[i].wait > 0 && !at_once) { ++i; continue; }
-      if (leaving[i].held.empty()) {
-        read_rows(leaving[i]);
-        leaving[i].wait = delay();
-      } else {
-        put_rows(leaving[i]);
-        leaving.erase(leaving.begin() + i);
-      }
-      if (at_once) return;
-    }
-  }
-} copy_engine;
+void wait_for_products(int but);
+void copy(u32 to, const tensor_map* map, u32 barrier, const i64* first, int axes);
+void wait_for_stores(int but, bool placed);
 }  // namespace emulator
-#pragma GCC pop_options
 
 DEV int uniform(int v) { return v; }
 DEV void meet(int threads) { emulator::meet(1, threads); }
 template <int N> DEV void more_registers() {}
 template <int N> DEV void fewer_registers() {}
-DEV void barrier_init(u32 at, u32 arrivals) {
-  if (at % 8) emulator::fail("a barrier at an odd address");
-  emulator::barriers[at] = {(int)arrivals, (int)arrivals, 0, 0};
-  const u64 word = emulator::LIVE ^ at;
-  std::memcpy(smem + at, &word, 8); }
-DEV void barriers_ready() {}
-DEV void barrier_arrive(u32 at) {
-  emulator::Phases& p = emulator::barrier_at(at);
-  if (--p.pending < 0) emulator::fail("more arrivals than a barrier counts");
-  emulator::turn(p); }
-DEV void barrier_arrive_warp(u32 at) {
-  emulator::meet_warp();
-  if (threadIdx.x % 32 == 0) barrier_arrive(at); }
-DEV void barrier_expect(u32 at, u32 bytes) {
-  emulator::barrier_at(at).bytes += bytes;
-  barrier_arrive(at); }
-DEV void barrier_wait(u32 at, u32 parity) {
-  emulator::barrier_at(at);
-  emulator::state[threadIdx.x] = emulator::AT_PHASE;
-  emulator::place[threadIdx.x] = at;
-  emulator::parity[threadIdx.x] = parity;
-  emulator::leave(); }
+void barrier_init(u32 at, u32 arrivals);
+void barriers_ready();
+void barrier_arrive(u32 at);
+void barrier_arrive_warp(u32 at);
+void barrier_expect(u32 at, u32 bytes);
+void barrier_wait(u32 at, u32 parity);
 // Coordinates innermost first.
 template <class... C> DEV void copy_box(u32 to, const tensor_map* map, u32 barrier, C... given) {
-  using namespace emulator;
-  const Map m = decoded(map);
-  if (m.axes != sizeof...(given)) fail("as many coordinates as the tensor map has axes");
-  if (m.box[0] * m.size != 128 || to % 1024) fail("a box that is not in the swizzle's place");
-  const int rows = rows_of(m), cut = draw() % (rows + 1);
-  for (int row = 0; row < rows; ++row) std::memset(smem + to + row * 128, 0xff, 128);
-  Part part{m, to, barrier, {given...}, 0, cut, delay()};
-  // A part of no rows would be under way for nothing.
-  if (cut > 0) parts.push_back(part);
-  part.row = cut;
-  part.end = rows;
-  part.wait = delay();
-  if (cut < rows) parts.push_back(part); }
+  const i64 first[] = {given...};
+  emulator::copy(to, map, barrier, first, sizeof...(given)); }
 template <class... C>
 DEV void copy_box_once(u32 to, const tensor_map* map, u32 barrier, u64, C... given) {
   copy_box(to, map, barrier, given...); }
 DEV u64 read_once() { return 0; }
-DEV void wgmma_begin() { emulator::begun[threadIdx.x] = true; }
-DEV void wgmma_commit() {
-  using namespace emulator;
-  const int me = threadIdx.x;
-  begun[me] = false;
-  groups[me].push_back(open[me]);
-  open[me].clear(); }
-template <int N> DEV void wgmma_wait() {
-  using namespace emulator;
-  std::vector<Group>& mine = groups[threadIdx.x];
-  while (mine.size() > N) {
-    const Group first = mine[0];
-    mine.erase(mine.begin());
-    for (size_t i = 0; i < first.size(); ++i) {
-      // Those behind it in its group are still under way.
-      open[threadIdx.x].insert(open[threadIdx.x].begin(), first.begin() + i + 1, first.end());
-      complete(first[i]);
-      open[threadIdx.x].erase(open[threadIdx.x].begin(), open[threadIdx.x].begin() + (first.size() - i - 1));
-    }
-  }
-  meet_warp(); }
+void wgmma_begin();
+void wgmma_commit();
+template <int N> DEV void wgmma_wait() { emulator::wait_for_products(N); }
 template <int N> DEV void wgmma_sums(float*) {}
 
 // -- boxes that are stored -----------------------------------------------------------------------
 
 DEV void meet_group(int group) { emulator::meet(2 + group, 128); }
-DEV void store_matrices(u32 at, u32 a, u32 b, u32 c, u32 d) {
-  using namespace emulator;
-  const u32 words[] = {a, b, c, d};
-  for (int i = 0; i < 4; ++i) slots[threadIdx.x][i] = words[i];
-  meet_warp();
-  const int lane = threadIdx.x % 32, warp = threadIdx.x - lane;
-  Written row{at, {}};
-  for (int i = 0; i < 4; ++i) row.words[i] = slots[warp + lane % 8 * 4 + i][lane / 8];
-  if (at % 16) fail("a row of a matrix at an odd address");
-  // Until the copy engine knows of it, what was there is gone as well.
-  std::memset(smem + at, 0xff, 16);
-  unknown[threadIdx.x].push_back(row);
-  meet_warp(); }
-DEV void boxes_filled() {
-  using namespace emulator;
-  for (const Written& row : unknown[threadIdx.x]) std::memcpy(smem + row.at, row.words, 16);
-  unknown[threadIdx.x].clear(); }
-DEV void store_box(const tensor_map* map, u32 from, int c0, int c1) {
-  using namespace emulator;
-  const Map m = decoded(map);
-  if (m.axes != 2 || m.box[0] * m.size != 128 || from % 1024) fail("a box that is not in the swizzle's place");
-  const int rows = m.box[1], cut = 1 + draw() % (rows - 1), me = threadIdx.x;
-  Leaving part{m, from, {c0, c1}, 0, cut, delay(), me, stored[me]++, {}};
-  leaving.push_back(part);
-  part.row = cut;
-  part.end = rows;
-  part.wait = delay();
-  leaving.push_back(part); }
+void store_matrices(u32 at, u32 a, u32 b, u32 c, u32 d);
+void boxes_filled();
+void store_box(const tensor_map* map, u32 from, int c0, int c1);
 template <int N> DEV void boxes_read() { emulator::wait_for_stores(N, false); }
 DEV void boxes_stored() { emulator::wait_for_stores(0, true); }
 
 // -- attention ---------------------------------------------------------------------------------
 
 DEV void take_turn(int group, int threads) { emulator::meet(2 + group, threads); }
-DEV void pass_turn(int group, int threads) {
-  using namespace emulator;
-  Meeting& meeting = meetings[2 + group];
-  if (meeting.arrived && meeting.count != threads) fail("threads disagree on who meets at a barrier");
-  meeting.count = threads;
-  if (++meeting.arrived < threads) return;
-  meeting.arrived = 0;
-  for (int t = 0; t < emulator::threads; ++t)
-    if (state[t] == AT_BARRIER && place[t] == 2 + (u32)group) state[t] = READY; }
-DEV bool any_lane(bool v) {
-  using namespace emulator;
-  slots[threadIdx.x][0] = v;
-  meet_warp();
-  const int warp = threadIdx.x - threadIdx.x % 32;
-  bool any = false;
-  for (int i = 0; i < 32; ++i) any |= slots[warp + i][0];
-  meet_warp();
-  return any; }
+void pass_turn(int group, int threads);
+bool any_lane(bool v);
 DEV float quick_exp2(float v) {
   const float r = std::exp2(v); return r < 0x1p-126f ? 0.0f : r; }
 template <class T> DEV u32 pack_floats(float a, float b, T) {
@@ -387,37 +69,11 @@ template <class T> DEV u32 pack_floats(float a, float b, T) {
 
 DEV void map_ahead(const tensor_map*) {}
 DEV void warp_meets() { emulator::meet_warp(); }
-DEV u32 transposed(u32 v) {
-  using namespace emulator;
-  slots[threadIdx.x][0] = v;
-  meet_warp();
-  const int lane = threadIdx.x % 32, warp = threadIdx.x - lane;
-  u32 r = 0;
-  for (int h = 0; h < 2; ++h) {
-    const int row = lane % 4 * 2 + h, column = lane / 4;
-    r |= (u32)(u16)(slots[warp + row * 4 + column / 2][0] >> 16 * (column % 2)) << 16 * h;
-  }
-  meet_warp();
-  return r; }
+u32 transposed(u32 v);
 
 // -- clusters ----------------------------------------------------------------------------------
 
 DEV int cluster_rank() { return emulator::block(); }
-DEV void cluster_arrive() {
-  using namespace emulator;
-  if (arrived[threadIdx.x] == cluster_phase) fail("a thread arrives at the barrier of the cluster twice");
-  arrived[threadIdx.x] = cluster_phase;
-  if (--cluster_pending) return;
-  cluster_pending = threads;
-  ++cluster_phase; }
-DEV void cluster_wait() {
-  using namespace emulator;
-  const int phase = arrived[threadIdx.x];
-  if (phase < 0) fail("a thread waits for the cluster without having arrived");
-  while (cluster_phase == phase) leave(); }
-DEV void read_block(float* v, u32 at, int rank) {
-  using namespace emulator;
-  bool there = false;
-  for (int t = rank * block_threads; t < (rank + 1) * block_threads; ++t) there |= state[t] != DONE;
-  if (!there) fail("a block of the cluster that is read has ended");
-  std::memcpy(v, smem + at % SPACE + rank * SPACE, 16); }
+void cluster_arrive();
+void cluster_wait();
+void read_block(float* v, u32 at, int rank);

@@ -19,7 +19,7 @@ import pytest
 
 from tests.tilert.fake_graph import Node, Replay
 from tests.tilert.simulated import Queue, Reached, run_one
-from tilert import driver, ir
+from tilert import driver, ir, kernel_launch
 from tilert.array import Array
 from tilert.cpu_device import CpuDevice
 from tilert.cuda_device import CudaDevice
@@ -458,7 +458,7 @@ class _Launcher:
         ahead = [span(arrays[ref]) for ref in self.refs] if self.waits else []
         number = len(self.fake.functions)
         self.fake.functions[number] = _Kernel(self.fake, call, ahead), self.waits, self.says
-        launch = driver.Launch(
+        launch = kernel_launch.Launch(
             "function", 1, 1, 0, [number, 0], waits=self.says, leads=self.says, ahead=ahead
         )
         return launch.enqueue
@@ -505,5 +505,5 @@ def fake_cuda(
     real = pytest.importorskip("cuda.bindings.driver")
     fake = FakeDriver(real, seed, late)
     counting = _Counting(fake)
-    monkeypatch.setattr(driver, "_cu", lambda: counting)
+    monkeypatch.setattr(driver, "bindings", lambda: counting)
     return kind(fake)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import tilert
 from tests.tilert.host_fakes import FakeKernel, const, mut, ref
-from tilert import DeviceError, LaunchError, MovedError, driver, ir, nvrtc
+from tilert import DeviceError, LaunchError, MovedError, ir, kernel_launch, nvrtc
 from tilert.cuda_device import CudaDevice, CudaLauncher
 
 pytestmark = pytest.mark.gpu
@@ -50,7 +50,7 @@ def dev() -> Iterator[CudaDevice]:
             kernel: Any = function.options["fake"]
             cubin = nvrtc.compile(SOURCE, kernel.name, self.arch)
             self.enter()
-            handle = driver.load_function(cubin, kernel.name, kernel.shared_bytes)
+            handle = kernel_launch.load_function(cubin, kernel.name, kernel.shared_bytes)
             launcher = CudaLauncher(self, function, handle, 4, kernel.shared_bytes)
             consts = kernel.seen[-1][2]
             bind = launcher.bind
@@ -59,7 +59,9 @@ def dev() -> Iterator[CudaDevice]:
                 call: Any = bind(arrays, maps, grid)
                 packed = call.__self__.values
                 values = [*packed[: len(packed) // 2], *[value for _, value in consts]]
-                launch = driver.Launch(handle, int(np.prod(grid)), 4, kernel.shared_bytes, values)
+                launch = kernel_launch.Launch(
+                    handle, int(np.prod(grid)), 4, kernel.shared_bytes, values
+                )
                 return launch.enqueue
 
             launcher.bind = with_consts  # type: ignore[method-assign]

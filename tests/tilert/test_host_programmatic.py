@@ -18,10 +18,10 @@ from tilert import (
     Ref,
     bf16,
     cuda_graph,
-    driver,
     f32,
     i32,
     ir,
+    kernel_launch,
     nvrtc,
     opt_out,
     sass,
@@ -138,13 +138,13 @@ def test_behind_a_kernel_alone(monkeypatch: pytest.MonkeyPatch, added: UnsafeKer
 
 
 def test_not_behind_kernels_that_leave_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Large(driver.Launch):
+    class Large(kernel_launch.Launch):
         def __init__(self, *arguments: Any, waits: bool, leads: bool, ahead: Any) -> None:
             super().__init__(*arguments, waits=waits, leads=False, ahead=ahead)
 
     device = fake_cuda(monkeypatch, 0)
     a, b = some(device, 2)
-    monkeypatch.setattr(driver, "Launch", Large)
+    monkeypatch.setattr(kernel_launch, "Launch", Large)
 
     def step() -> None:
         for _ in range(3):
@@ -257,15 +257,15 @@ def test_kernels_make_way_for_those_that_read_ahead(monkeypatch: pytest.MonkeyPa
     device = fake_cuda(monkeypatch, 0)
     a, b, c = some(device, 3)
     words: list[int] = []
-    record = driver.Launch.record
+    record = kernel_launch.Launch.record
 
-    def noted(launch: driver.Launch, stream: Any, behind: bool, early: int) -> None:
+    def noted(launch: kernel_launch.Launch, stream: Any, behind: bool, early: int) -> None:
         words.append(early)
         record(launch, stream, behind, early)
         # The word is of recordings alone.
         assert launch.values[1] == 0
 
-    monkeypatch.setattr(driver.Launch, "record", noted)
+    monkeypatch.setattr(kernel_launch.Launch, "record", noted)
 
     def step() -> None:
         onto(rows(b), c).run()
@@ -283,18 +283,18 @@ def test_what_reads_all_ahead_or_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     device = fake_cuda(monkeypatch, 0)
     a, b, c, d = some(device, 4)
     words: list[int] = []
-    record = driver.Launch.record
+    record = kernel_launch.Launch.record
 
-    def noted(launch: driver.Launch, stream: Any, behind: bool, early: int) -> None:
+    def noted(launch: kernel_launch.Launch, stream: Any, behind: bool, early: int) -> None:
         words.append(early)
         record(launch, stream, behind, early)
 
-    class Whole(driver.Launch):
+    class Whole(kernel_launch.Launch):
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named, whole=True)
 
-    monkeypatch.setattr(driver.Launch, "record", noted)
-    monkeypatch.setattr(driver, "Launch", Whole)
+    monkeypatch.setattr(kernel_launch.Launch, "record", noted)
+    monkeypatch.setattr(kernel_launch, "Launch", Whole)
 
     def step() -> None:
         mix(rows(c), a, b, by=1).run()
