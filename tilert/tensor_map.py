@@ -8,20 +8,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tilert import driver
+from tilert import kernel_launch
 from tilert.dtypes import DType, bf16, f16, f32
 from tilert.errors import LaunchError
 
 if TYPE_CHECKING:
     from tilert.array import Array
 
-__all__ = ["MOST_AXES", "MOST_ROWS", "ROW_BYTES", "Encoding", "TensorMap", "encoding", "packed"]
+__all__ = [
+    "LINE",
+    "MOST_AXES",
+    "MOST_ROWS",
+    "ROW_BYTES",
+    "Encoding",
+    "TensorMap",
+    "encoding",
+    "packed",
+]
 
 MOST_AXES = 5
 MOST_ROWS = 256
 """Elements of a box along any axis."""
 ROW_BYTES = 128
 """Of a box's innermost axis, which is the span of the swizzle."""
+LINE = 128
+"""Bytes of a line of the second-level cache."""
 
 _KINDS = {bf16: "BFLOAT16", f16: "FLOAT16", f32: "FLOAT32"}
 
@@ -36,11 +47,15 @@ class TensorMap:
         beside: boxes that are copied together, next to each other along the last axis: they come
             one after the other. 0 where there is one box a copy; otherwise the map has one more
             axis, the outermost, which numbers them.
+        fetch: bytes that the second-level cache brings where one of its lines is missing: a line,
+            or two. Two help where blocks share operands. What is read once from memory takes
+            1 to 6 % longer with them on an H200.
     """
 
     param: int
     box: tuple[int, ...]
     beside: int = 0
+    fetch: int = 2 * LINE
 
 
 @dataclass(frozen=True)
@@ -54,6 +69,7 @@ class Encoding:
         dims: extents of the array.
         strides: bytes, of all axes but the innermost.
         box: extents of a box.
+        fetch: bytes, see `TensorMap`.
     """
 
     dtype: DType
@@ -61,6 +77,7 @@ class Encoding:
     dims: tuple[int, ...]
     strides: tuple[int, ...]
     box: tuple[int, ...]
+    fetch: int = 2 * LINE
 
 
 def encoding(
@@ -104,10 +121,10 @@ def encoding(
                 f"parameter {spec.param}: the copy engine takes no array {what}; set"
                 " TILERT_SCHEDULES=none"
             )
-    return Encoding(dtype, address, dims, steps, box)
+    return Encoding(dtype, address, dims, steps, box, spec.fetch)
 
 
-def packed(spec: TensorMap, array: "Array") -> driver.TensorMap:
+def packed(spec: TensorMap, array: "Array") -> kernel_launch.TensorMap:
     """The map of an array as the driver packs it.
 
     Raises:
@@ -115,4 +132,4 @@ def packed(spec: TensorMap, array: "Array") -> driver.TensorMap:
         DeviceError: if the driver refuses it.
     """
     e = encoding(spec, array.dtype, array.address, array.shape, array.strides)
-    return driver.tensor_map(_KINDS[e.dtype], e.address, e.dims, e.strides, e.box)
+    return kernel_launch.tensor_map(_KINDS[e.dtype], e.address, e.dims, e.strides, e.box, e.fetch)

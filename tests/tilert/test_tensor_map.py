@@ -1,12 +1,57 @@
 """Tensor maps: what is said of an array, to the driver, and to a launch."""
 
+# mypy: disable-error-code="type-arg, assignment"
+
 from typing import Any
 
 import pytest
 
-from tilert import bf16, driver, f16, f32
+import tilert
+from tilert import Const, Mut, Ref, bf16, driver, f16, f32, kernel_launch
+from tilert.codegen import generate
 from tilert.errors import LaunchError
+from tilert.ir import Function
+from tilert.language import mma, tiles, zeros
+from tilert.target_device import TargetDevice
 from tilert.tensor_map import Encoding, TensorMap, encoding
+
+
+@tilert.kernel
+def product(y: Mut, x: Ref, w: Ref, bk: Const[int]) -> None:
+    m, n = y.index
+    acc = zeros(y.shape, f32)
+    for k in tiles(x, axis=1, size=bk):
+        acc = mma(x[m, k], w[n, k].T, acc)
+    y.store(acc)
+
+
+class Keeping(TargetDevice):
+    """Keeps the maps of what it would launch."""
+
+    def compile(self, function: Function) -> Any:
+        self.maps = generate(function, self.arch).maps
+        return self
+
+    def bind(self, *_: Any) -> Any:
+        return lambda queue: None
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth", "fetch"),
+    [(8, 40, 256, 128), (32, 40, 128, 128), (128, 128, 64, 256)],
+)
+def test_two_lines_come_at_once_where_blocks_share_operands(
+    rows: int, columns: int, depth: int, fetch: int
+) -> None:
+    device = Keeping("sm_90a")
+    y, x, w = (
+        tilert.empty(shape, bf16, device) for shape in ((256, 1280), (256, 512), (1280, 512))
+    )
+    product(y.partition(rows, columns), x, w, bk=depth).run()
+    assert {spec.param for spec in device.maps} >= {1, 2}
+    loaded = [spec for spec in device.maps if spec.param > 0]
+    assert {spec.fetch for spec in loaded} == {fetch}
+    assert encoding(loaded[0], bf16, 0, (256, 512), (512, 1)).fetch == fetch
 
 
 def test_encoding() -> None:
@@ -53,19 +98,22 @@ def test_arrays_that_no_map_describes(
 def bindings(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The driver's bindings, uninitialised: there is no GPU."""
     cu = pytest.importorskip("cuda.bindings.driver")
-    monkeypatch.setattr(driver, "_cu", lambda: cu)
+    monkeypatch.setattr(driver, "bindings", lambda: cu)
     return cu
 
 
-def test_the_driver_gets_what_was_encoded(bindings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fetch", [128, 256])
+def test_the_driver_gets_what_was_encoded(
+    bindings: Any, monkeypatch: pytest.MonkeyPatch, fetch: int
+) -> None:
     calls: list[tuple[Any, ...]] = []
 
     def encode(*args: Any) -> int:
         calls.append(args)
         return 0
 
-    monkeypatch.setattr(driver, "_encode_tiled", lambda: encode)
-    packed = driver.tensor_map("BFLOAT16", 4096, (520, 1000), (2048,), (64, 128))
+    monkeypatch.setattr(kernel_launch, "_encode_tiled", lambda: encode)
+    packed = kernel_launch.tensor_map("BFLOAT16", 4096, (520, 1000), (2048,), (64, 128), fetch)
     to, kind, rank, address, dims, strides, box, steps, *modes = calls[0]
     assert to == packed.address and to % 128 == 0
     assert (rank, address) == (2, 4096)
@@ -83,14 +131,14 @@ def test_the_driver_gets_what_was_encoded(bindings: Any, monkeypatch: pytest.Mon
         "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
         "CU_TENSOR_MAP_INTERLEAVE_NONE",
         "CU_TENSOR_MAP_SWIZZLE_128B",
-        "CU_TENSOR_MAP_L2_PROMOTION_L2_256B",
+        f"CU_TENSOR_MAP_L2_PROMOTION_L2_{fetch}B",
         "CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE",
     ]
 
 
 def test_a_launch_takes_maps_before_its_values(bindings: Any) -> None:
-    maps = [driver.TensorMap(), driver.TensorMap()]
-    launch = driver.Launch(None, 3, 384, 1024, [5, 7], maps)
+    maps = [kernel_launch.TensorMap(), kernel_launch.TensorMap()]
+    launch = kernel_launch.Launch(None, 3, 384, 1024, [5, 7], maps)
     numbers = list(launch.values)
     assert numbers[:2] == [5, 7]
     assert numbers[2:4] == [m.address for m in maps]

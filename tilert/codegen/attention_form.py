@@ -11,7 +11,7 @@ Tiles of whole 64 rows are for warpgroups (`attention.py`). Of up to 16 rows the
 to warps (`row_attention.py`), where the loop is an online softmax (`shares.py`).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilert.codegen.lower import clone, is_zero, uses
 from tilert.codegen.plan import source_of
@@ -22,7 +22,7 @@ from tilert.dead_code import remove_dead
 from tilert.dtypes import bf16, f16, f32, i32
 from tilert.ir import Access, Block, Function, Op, Param, TileType, Value, walk
 from tilert.ops import ELEMENTWISE, make
-from tilert.tensor_map import MOST_AXES, MOST_ROWS, TensorMap
+from tilert.tensor_map import LINE, MOST_AXES, MOST_ROWS, TensorMap
 
 __all__ = ["Form", "find_form", "scalars"]
 
@@ -183,6 +183,8 @@ def find_form(function: Function) -> Form:
         if len(path) > 1:
             raise Unfit("few rows are shared out by keys, and the loop is in another one")
         form.shares = find_shares(function.body, loop, scaling, narrowed, second, form.between)
+        # Nobody shares keys and values.
+        form.maps[:] = [replace(spec, fetch=LINE) for spec in maps]
     return form
 
 

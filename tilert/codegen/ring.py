@@ -18,7 +18,7 @@ from tilert.codegen.unfit import Unfit
 from tilert.dtypes import DType, bf16, f16, f32
 from tilert.ir import Access, Block, Function, Op, Param, Value, walk
 from tilert.ops import ELEMENTWISE
-from tilert.tensor_map import MOST_AXES, MOST_ROWS, ROW_BYTES, TensorMap
+from tilert.tensor_map import LINE, MOST_AXES, MOST_ROWS, ROW_BYTES, TensorMap
 
 __all__ = ["Box", "Ring", "find_ring", "plan_of", "scalars", "sums_of", "turn_over", "wanted"]
 
@@ -311,7 +311,7 @@ def _add_box(ring: Ring, value: Value, dtypes: tuple[DType, ...] = (bf16, f16)) 
     whole = extent is not None and extent % width == 0 and len(access) < MOST_AXES
     # One copy of all boxes takes the producer as long as one of a single box.
     beside = cols // width if ring.few and whole and cols > width else 0
-    spec = TensorMap(param.position, (*box[:-1], width), beside)
+    spec = TensorMap(param.position, (*box[:-1], width), beside, LINE if ring.few else 2 * LINE)
     if spec not in ring.maps:
         ring.maps.append(spec)
     number = ring.maps.index(spec)
