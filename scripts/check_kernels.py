@@ -120,6 +120,7 @@ class Found:
     Attributes:
         most_shared: bytes of shared memory that a block of the target can have.
         hasty: what touches memory before it waits for earlier kernels, where kernels can.
+        overtaken: loads from what the copy engine may overwrite before they are complete.
     """
 
     target: str
@@ -132,6 +133,7 @@ class Found:
     most_shared: int
     instructions: frozenset[str]
     hasty: tuple[str, ...] = ()
+    overtaken: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -169,16 +171,19 @@ def found(device: TargetDevice) -> list[Found]:
     Raises:
         CompileError: where the disassembler is missing.
     """
-    listings = sass.disassemble([kernel.cubin for kernel in device.kernels], device.arch)
+    # Several specialisations may have compiled to the same.
+    cubins = list(dict.fromkeys(kernel.cubin for kernel in device.kernels))
+    listings = dict(zip(cubins, sass.disassemble(cubins, device.arch), strict=True))
     return [
         Found(
             device.arch, k.name, k.schedule, k.threads, k.resources.registers,
             max(k.resources.spill_stores, k.resources.spill_loads),
             k.resources.shared_bytes + k.shared_bytes, device.shared_bytes or 0,
-            frozenset(sass.names(lines)),
-            _hasty(k, lines) if int(device.arch[3:].rstrip("a")) >= 90 else (),
+            frozenset(sass.names(listings[k.cubin])),
+            _hasty(k, listings[k.cubin]) if int(device.arch[3:].rstrip("a")) >= 90 else (),
+            tuple(sass.overtaking(listings[k.cubin])),
         )
-        for k, lines in zip(device.kernels, listings, strict=True)
+        for k in device.kernels
     ]  # fmt: skip
 
 
@@ -245,6 +250,10 @@ def _excess(row: Row, kernel: Found) -> list[str]:
             *(
                 f"{name} touches memory before the kernel has waited for earlier ones"
                 for name in kernel.hasty
+            ),
+            *(
+                f"{name} may be under way when what it reads is given back to the copy engine"
+                for name in kernel.overtaken
             ),
             *(f"no {name} in its machine code" for name in row.required if not kernel.has(name)),
             *(f"{name} in its machine code" for name in row.forbidden if kernel.has(name)),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tilert.errors import CompileError
 
-__all__ = ["contains", "disassemble", "hasty", "names"]
+__all__ = ["contains", "disassemble", "hasty", "names", "overtaking"]
 
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 # A line of the listing: address, perhaps a predicate, and the instruction.
@@ -25,6 +25,7 @@ _MEMORY = (
 _BRANCH = re.compile(r"\b(0x[0-9a-f]+)$")
 _BYTES = 16
 """Of an instruction."""
+_ARRIVAL = re.compile(r"\bSYNCS\.ARRIVE\.TRANS64\.A1T0 RZ, \[")
 _BRANCHES = ("BRA", "BSSY", "CALL", "JMP")
 _NAME = re.compile(r"^(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)")
 
@@ -118,6 +119,27 @@ def hasty(lines: Sequence[str], ahead: bool = True) -> list[str]:
         seen.add(at)
         todo += _next(lines, at, ahead)
     return [name for at in sorted(seen) if (name := _name(lines[at])).split(".")[0] in _MEMORY]
+
+
+def overtaking(lines: Sequence[str]) -> list[str]:
+    """Loads from shared memory of a listing that an arrival at a barrier may overtake.
+
+    Whoever waits for the arrival may have the copy engine overwrite what is loaded. Until a fence,
+    or a barrier of the block, the loads are only under way.
+    """
+    found: list[str] = []
+    under_way: list[str] = []
+    for line in lines:
+        name = _name(line)
+        kind = name.split(".")[0]
+        if kind in ("LDS", "LDSM"):
+            under_way.append(name)
+        elif kind in ("MEMBAR", "BAR"):
+            under_way.clear()
+        elif _ARRIVAL.search(line):
+            found += under_way
+            under_way.clear()
+    return found
 
 
 def _next(lines: Sequence[str], at: int, ahead: bool) -> list[int]:

@@ -22,7 +22,7 @@ from tests.tilert.products import (
     product,
     two_products,
 )
-from tilert import Const, DType, Dyn, Mut, Ref, bf16, f16, f32, i32, sass
+from tilert import Const, DType, Dyn, Mut, Ref, bf16, f16, f32, i32, nvrtc, sass
 from tilert.codegen import ring, room
 from tilert.language import mma, sum, tiles, zeros
 from tilert.target_device import TargetDevice
@@ -367,3 +367,18 @@ def test_machine_code() -> None:
     # One copy a side, whatever the depth, ahead and otherwise.
     assert found.count("UTMALDG.3D") == 4
     assert not [name for name in found if name.startswith(("LDL", "STL", "HGMMA"))]
+
+
+FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");\n  __syncwarp();'
+
+
+def test_what_is_under_way_is_read_before_a_stage_is_given_back() -> None:
+    device = TargetDevice("sm_90a")
+    y, x, w = (tilert.empty(shape, bf16, device) for shape in ((8, 2560), (8, 4096), (2560, 4096)))
+    product(y.partition(8, 20), x, w, bk=512).run()
+    (kernel,) = device.kernels
+    assert kernel.schedule == "thin" and FENCE in kernel.text
+    without = nvrtc.compile(kernel.text.replace(FENCE, "__syncwarp();"), kernel.entry, "sm_90a")
+    with_fence, loose = sass.disassemble([kernel.cubin, without], "sm_90a")
+    assert sass.overtaking(with_fence) == []
+    assert {name.split(".")[0] for name in sass.overtaking(loose)} == {"LDS", "LDSM"}

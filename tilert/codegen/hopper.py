@@ -74,8 +74,10 @@ DEV void barrier_init(u32 at, u32 arrivals) {
 DEV void barriers_ready() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Of a warp, when all its threads are there.
+// Of a warp that has read what the copy engine may overwrite then. Without the fence the arrival can
+// overtake loads that are under way: it does where another block keeps their queue full.
 DEV void barrier_arrive_warp(u32 at) {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncwarp();
   if (threadIdx.x % 32 == 0)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at) : "memory"); }

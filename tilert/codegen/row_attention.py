@@ -320,7 +320,7 @@ class RowConsumer(Emitter):
                         at = f"&(k % 2 ? {other} : {name})[(t * {columns} + {j}) * 4]"
                         b = f"{self._queries}[{2 * j * steps} + 2 * k"
                         self.line(f"mma_step({at}, keys, {b}], {b} + 1], {ctype}{{}});")
-        self.line("if (lane == 0) barrier_arrive(keys_free + 8 * stage);")
+        self.line("barrier_arrive_warp(keys_free + 8 * stage);")
         with self.each(count) as r:
             self.line(f"{name}[{r}] += {other}[{r}];")
 
@@ -363,7 +363,7 @@ class RowConsumer(Emitter):
                         b = f"{right}[(t * {columns} + {j}) * 2"
                         at = f"&{sums}[(d * {columns} + {j}) * 4]"
                         self.line(f"mma_step({at}, values, {b}], {b} + 1], {ctype}{{}});")
-        self.line("if (lane == 0) barrier_arrive(values_free + 8 * stage);")
+        self.line("barrier_arrive_warp(values_free + 8 * stage);")
 
     def _join(self, op: Op) -> None:
         """Put together what the warps have found, through the ring, which nothing is copied to."""
