@@ -4,7 +4,7 @@ import tilert
 from models.config import ModelConfig
 from models.kv_cache import kept_dtype
 from models.tiling import tiling_of
-from tilert import Array, Device, DType, f32
+from tilert import Array, Device, DType, f16, f32
 
 __all__ = ["Scratch"]
 
@@ -17,8 +17,8 @@ class Scratch:
             a narrow dtype would be most of the error of the logits.
         normed: [size, H]. qkv: [size, (Hq + 2 Hkv) D]. q: [size, Hq, D], of the cache's dtype.
             attended: [size, Hq D]. hidden: [size, F]. Where it costs nothing they are less rounded:
-            in decodes of one or two sequences, whose products are no work for tensor cores, qkv,
-            attended and, for most F, hidden are f32. In prefills of few tokens qkv is f32, and
+            in decodes of one or two sequences (`Tiling.wide_tokens`), qkv, attended and, for most
+            F, hidden are f32. In prefills of few tokens qkv is f32, and
             normed, attended and hidden are of two terms, [size, 2, ...] (`models.kernels.terms`).
         terms: how many normed, attended and hidden have, 1 or 2.
         shares: f32 [n], partial sums of products in shares; None where there are none.
@@ -49,9 +49,7 @@ class Scratch:
         shares = min(tiles.share_elements, 16 * size * widest)
         self.shares = empty(shares, dtype=f32) if shares else None
         if decode:
-            few = 0
-            while few < size and tiles.fuses_norm(few + 1, 0, dtype):
-                few += 1
+            few = min(size, tiles.wide_tokens) if dtype != f16 else 0
             arrays["wide_attended"] = empty(few, queries, dtype=f32)
             # Where steps of 1024 are not whole, reading f32 would take longer.
             if config.intermediate_size % 1024 == 0:

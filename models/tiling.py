@@ -100,6 +100,9 @@ class Tiling(Protocol):
     pair_tokens: int
     """Up to so many tokens of a prefill, what is multiplied has two terms (`kernels.terms`)."""
 
+    wide_tokens: int
+    """Up to so many tokens of a decode, activations are f32 between kernels: it costs nothing."""
+
     def tokens(self, count: int) -> int:
         """Tokens a program of kernels that work token by token."""
 
@@ -145,6 +148,7 @@ class CpuTiling:
     share_elements = 0
     prompts: tuple[int, ...] = ()
     pair_tokens = 0
+    wide_tokens = 1
     key_width = 256
     """Most keys of a step of prefill attention: more scores leave the second-level cache."""
 
@@ -194,7 +198,7 @@ class CudaTiling:
     fill = 2048
     share_elements = 1 << 24
     pair_tokens = 0
-    gemv_tokens = 2
+    gemv_tokens = wide_tokens = 2
     """Up to this many tokens a projection is a matrix-vector product bound by reading weights."""
 
     prompts: tuple[int, ...] = (
@@ -322,6 +326,9 @@ class HopperTiling(CudaTiling):
     for its operands. The tile is the one with which that is shortest.
     """
 
+    wide_tokens = 1
+    """What blocks share the steps of takes 16-bit operands."""
+
     few_tokens = 4
     """Up to here tiles of 64 rows are too empty."""
 
@@ -333,11 +340,11 @@ class HopperTiling(CudaTiling):
     and its columns are read at the rate of memory: by warps, by warps where the norm is fused, and
     by a warpgroup."""
     thin_bytes = 20e6
-    thin_columns, thin_weights, thin_step = 200, 21 << 10, 29 << 10
-    """At most so many columns of a tile; most bytes of weights of a step, and of the whole step,
-    unless the least depth has more."""
+    thin_columns, thin_step = 76, 40 << 10
+    """At most so many columns of a tile; most bytes of weights of a step."""
     few_columns, shared_columns = 240, 32
-    """At most so many columns of a warpgroup's tile, and half of one that two blocks share."""
+    """At most so many columns of a warpgroup's tile, and half of one that two blocks share, unless
+    it has more rows."""
 
     product_costs: tuple[TileCost, ...] = (
         TileCost(64, 32, 128, 0.01, 0.315),
@@ -391,8 +398,8 @@ class HopperTiling(CudaTiling):
 
     def product(self, tokens: int, outputs: int, inputs: int) -> ProductTiles:
         if self._is_few(tokens, outputs * inputs):
-            few = self._thin if tokens <= self.thin_rows else self._few
-            return few(tokens, outputs, inputs, 1)
+            thin = tokens <= self.thin_rows and not self._shares_steps(tokens, outputs, inputs)
+            return (self._thin if thin else self._few)(tokens, outputs, inputs, 1)
         if tokens <= self.few_tokens:
             return super().product(tokens, outputs, inputs)
         return quickest(self.product_costs, (1, 2, 4, 8), self.bandwidth, tokens, outputs, inputs)
@@ -415,6 +422,11 @@ class HopperTiling(CudaTiling):
         few = tokens <= self.fused_rows and self._is_few(tokens, weights) and dtype != f16
         return few or super().fuses_norm(tokens, weights, dtype)
 
+    def _shares_steps(self, tokens: int, outputs: int, inputs: int) -> bool:
+        """Whether two blocks share the steps of a warpgroup's tile."""
+        columns = max(_warpgroup_rows(tokens), self.shared_columns)
+        return outputs < inputs and outputs <= MULTIPROCESSORS * columns
+
     def _thin(self, tokens: int, outputs: int, inputs: int, products: int) -> ProductTiles:
         """Columns of which whole waves of programs have about all: multiprocessors read at the same
         rate, however few of them do. Steps of few rows are deep, for there are fewer of them.
@@ -427,10 +439,7 @@ class HopperTiling(CudaTiling):
         # Four rows leave room for f32 that is not rounded.
         rows, weights = 4 if tokens <= 4 else -(-tokens // 8) * 8, products * columns
         depth = 512
-        while depth > 64 and not (
-            2 * depth * weights <= self.thin_weights
-            and 2 * depth * (weights + rows) <= self.thin_step
-        ):
+        while 2 * depth * weights > self.thin_step:
             depth //= 2
         return ProductTiles(rows, columns, depth)
 
@@ -444,11 +453,11 @@ class HopperTiling(CudaTiling):
         """
         waves = -(-outputs * products // (MULTIPROCESSORS * self.few_columns))
         programs = MULTIPROCESSORS * waves
-        if outputs < inputs and outputs <= MULTIPROCESSORS * self.shared_columns:
+        if self._shares_steps(tokens, outputs, inputs):
             programs //= 2
         columns = -(-outputs // (8 * programs)) * 8
         depth = 128 if products * columns <= 80 else 64
-        return ProductTiles(-(-tokens // 16) * 16, columns, depth)
+        return ProductTiles(_warpgroup_rows(tokens), columns, depth)
 
     def prefill_attention(
         self, tokens: int, page_size: int, sequences: int, dim: int
@@ -457,6 +466,11 @@ class HopperTiling(CudaTiling):
         # Heads that the schedule of attention takes: with 128 keys a step, the work between its
         # products takes the least time a key.
         return PrefillTiles(tiles.rows, max(1, 128 // page_size)) if dim in (64, 128) else tiles
+
+
+def _warpgroup_rows(tokens: int) -> int:
+    """Rows of a warpgroup's tile of few tokens."""
+    return -(-tokens // 16) * 16
 
 
 MULTIPROCESSORS = 132
