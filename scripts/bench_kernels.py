@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import tilert
+from scripts.commit import commit
 from scripts.kernel_cases import GROUPS, PEERS, Case, Variant, case_of, cases, step, variant_of
 from scripts.kernel_report import Result, plot, rows, summary, table
 from scripts.kernel_work import Memory, Work, switch, work_of
@@ -96,11 +97,11 @@ def measure(memory: Memory, work: Work, variant: Variant) -> Result:
         raise RuntimeError("torch is not installed")
     switch(memory.device, variant)
     calls = [work.call(variant, i) for i in range(work.copies)]
-    memory.poison(work.outputs[0])
+    work.poison(variant)
     result = calls[0]()
     if variant.name in PEERS:
         work.settle(result)
-    error = error_of(*work.check())
+    error = error_of(*work.check(variant))
     for call in calls[1:]:
         call()
     memory.synchronize()
@@ -284,14 +285,6 @@ def write_report(folder: Path, report: dict[str, Any]) -> None:
     (folder / "kernels.svg").write_text(plot(found, title))
 
 
-def _commit() -> str | None:
-    made = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False,
-        cwd=Path(__file__).parent,
-    )  # fmt: skip
-    return made.stdout.strip() or None
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="bench_kernels", description=__doc__.splitlines()[0])
@@ -331,7 +324,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     report = {
         "device": worker.info,
         "date": time.strftime("%Y-%m-%d"),
-        "commit": _commit(),
+        "commit": commit(),
         "command": " ".join(["python -m scripts.bench_kernels", *(argv or sys.argv[1:])]),
         "read_bandwidth": bandwidth,
         "summary": summary(rows(results)),

@@ -21,7 +21,7 @@ from tilert import Array, Device, ir
 from tilert.device import Call
 from tilert.estimate import Estimate, estimate
 from tilert.recording import Piece, Recorder
-from tilert.target_device import TargetDevice
+from tilert.target_device import StandIn
 
 __all__ = ["Part", "Profile", "profile"]
 
@@ -221,20 +221,12 @@ def _bytes(model: Transformer, launch: Launch, context: int) -> int:
 # -- counting ------------------------------------------------------------------------------------
 
 
-class _Counter(TargetDevice):
+class _Counter(StandIn):
     """A device that runs and compiles nothing, and notes what is launched."""
 
     def __init__(self, like: Device) -> None:
-        super().__init__("sm_90a")
-        # Tiles follow from these.
-        self.arch, self.shared_bytes = like.arch, like.shared_bytes  # type: ignore[assignment]
-        self.concurrent = like.concurrent
+        super().__init__(like)
         self.noted: list[Launch] = []
-        self._like = like
-
-    def info(self) -> dict[str, Any]:
-        """See `Device`."""
-        return self._like.info()
 
     def compile(self, function: ir.Function) -> "_Noting":
         """See `Device`."""

@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 __all__ = [
-    "COMPILED", "GROUPS", "NONE", "PEER", "PEERS", "Case", "Variant", "case_of", "cases",
-    "variant_of",
+    "COMPILED", "GROUPS", "NONE", "PEER", "PEERS", "RESIDUAL", "Case", "Variant", "case_of",
+    "cases", "variant_of",
 ]  # fmt: skip
 
 PEER, COMPILED = "peer", "compiled"
@@ -79,7 +79,8 @@ class Variant:
     """One way to run a case.
 
     Attributes:
-        name: of `PEERS`, "ours" as the engine runs it, or "plain" without schedules of one target.
+        name: of `PEERS`, "ours" as the engine runs it, "plain" without schedules of one target, or
+            "residual".
         schedules: what TILERT_SCHEDULES is.
         tile: tile sizes, where they are not those of `models.tiling`.
     """
@@ -95,6 +96,9 @@ _PEER = Variant(PEER)
 _COMPILED = Variant(COMPILED)
 _OURS = Variant("ours")
 _PLAIN = Variant("plain", NONE)
+RESIDUAL = Variant("residual")
+"""Ours as the layers run what ends in the residual stream: products are added to it."""
+_ENDS = ("o", "down")
 
 
 def _product(group: str, name: str, m: int, n: int, k: int) -> Case:
@@ -194,9 +198,10 @@ def cases(group: str) -> list[tuple[Case, list[Variant]]]:
     """The cases of a group, each with its variants: the peers, then ours."""
     ours = [_OURS, _PLAIN] if group in _SCHEDULED else [_OURS]
     return [
-        (case, [_PEER, *([_COMPILED] if case.name in _FUSED else []), *ours])
+        (case, [_PEER, *([_COMPILED] if case.name in _FUSED else []), *ours,
+                *([RESIDUAL] if group == "skinny" and case.name.endswith(_ENDS) else [])])
         for case in GROUPS[group]()
-    ]
+    ]  # fmt: skip
 
 
 def case_of(values: dict[str, Any]) -> Case:

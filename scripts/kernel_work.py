@@ -13,7 +13,7 @@ import tilert
 from models import kernels
 from models.tiling import ProductTiles, Tiling, tiling
 from models.winners import tuned_tiling
-from scripts.kernel_cases import COMPILED, NONE, PEER, Case, Variant
+from scripts.kernel_cases import COMPILED, NONE, PEER, RESIDUAL, Case, Variant
 from tilert import Array, Device, Mut, Ref, UniqueIndex, bf16, f16, f32
 from tilert.language import exp
 
@@ -157,7 +157,11 @@ class Work:
     def settle(self, result: Any) -> None:
         """Put what a peer's call gave where the output is, if it made a tensor of its own."""
 
-    def check(self) -> tuple[Floats, Floats]:
+    def poison(self, variant: Variant) -> None:
+        """Have set 0's output hold what no call leaves there."""
+        self.memory.poison(self.outputs[0])
+
+    def check(self, variant: Variant) -> tuple[Floats, Floats]:
         """A sample of set 0's output, and what it should be, in float64."""
         raise NotImplementedError
 
@@ -168,7 +172,7 @@ class Work:
 
 
 class Product(Work):
-    """y = x @ w.T."""
+    """y = x @ w.T, or y += x @ w.T as a model adds it to its residual stream of f32."""
 
     def __init__(self, memory: Memory, case: Case, copies: int) -> None:
         super().__init__(memory, case, copies)
@@ -176,6 +180,7 @@ class Product(Work):
         self._x = [memory.random((m, k), case.dtype) for _ in range(copies)]
         self._w = [memory.random((n, k), case.dtype) for _ in range(copies)]
         self.outputs = [memory.empty((m, n), case.dtype) for _ in range(copies)]
+        self._streams: list[Array] = []
 
     def _ours(self, variant: Variant, i: int) -> Call:
         m, n, k = self.case["m"], self.case["n"], self.case["k"]
@@ -183,6 +188,13 @@ class Product(Work):
             ProductTiles(*variant.tile) if variant.tile else self.tiling(variant).product(m, n, k)
         )
         y, x, w = self.outputs[i].ours, self._x[i].ours, self._w[i].ours
+        if variant == RESIDUAL:
+            if i == 0:
+                self._streams = [tilert.zeros(y.shape, f32, y.device) for _ in range(self.copies)]
+            stream = self._streams[i]
+            return lambda: kernels.linear_residual(
+                stream.partition(tiles.rows, tiles.columns), x, w, bk=tiles.depth
+            ).run()
         if tiles.shares == 1:
             return lambda: kernels.linear(
                 y.partition(tiles.rows, tiles.columns), x, w, bk=tiles.depth
@@ -204,14 +216,20 @@ class Product(Work):
         x, w = self._x[i].theirs, self._w[i].theirs.T
         return lambda: matmul(x, w, out=out)
 
-    def check(self) -> tuple[Floats, Floats]:
+    def poison(self, variant: Variant) -> None:
+        """See `Work`; a residual stream begins as zeros, to which one call adds."""
+        if variant != RESIDUAL:
+            super().poison(variant)
+
+    def check(self, variant: Variant) -> tuple[Floats, Floats]:
         """See `Work`."""
+        y = Tensor(self._streams[0], None) if variant == RESIDUAL else self.outputs[0]
         rows = self.sampled(self.case["m"], SAMPLED_ROWS)
         columns = self.sampled(self.case["n"], SAMPLED_COLUMNS)
         depth = np.arange(self.case["k"])
         x = self.memory.sample(self._x[0], rows, depth)
         w = self.memory.sample(self._w[0], columns, depth)
-        return self.memory.sample(self.outputs[0], rows, columns), x @ w.T
+        return self.memory.sample(y, rows, columns), x @ w.T
 
 
 class Gated(Work):
@@ -244,7 +262,7 @@ class Gated(Work):
         gate = self.memory.torch.nn.functional.silu(result[:, :n].float())
         self.outputs[0].theirs.copy_(gate * result[:, n:].float())
 
-    def check(self) -> tuple[Floats, Floats]:
+    def check(self, variant: Variant) -> tuple[Floats, Floats]:
         """See `Work`."""
         rows = self.sampled(self.case["m"], SAMPLED_ROWS)
         columns = self.sampled(self.case["n"], SAMPLED_COLUMNS)
@@ -310,7 +328,7 @@ class Streaming(Work):
         """See `Work`."""
         self.outputs[0].theirs.copy_(result)
 
-    def check(self) -> tuple[Floats, Floats]:
+    def check(self, variant: Variant) -> tuple[Floats, Floats]:
         """See `Work`."""
         index = self.sampled(self.case["rows"], SAMPLED_ROWS), np.arange(self.case["columns"])
         a, got = self.memory.sample(self._a[0], *index), self.memory.sample(self.outputs[0], *index)
@@ -374,7 +392,7 @@ class Prefill(Work):
         """See `Work`."""
         self.outputs[0].theirs.copy_(result[0].transpose(0, 1))
 
-    def check(self) -> tuple[Floats, Floats]:
+    def check(self, variant: Variant) -> tuple[Floats, Floats]:
         """See `Work`."""
         case, group = self.case, self.case["heads"] // self.case["kv_heads"]
         rows = self.sampled(case["tokens"], SAMPLED_ROWS)
@@ -485,7 +503,7 @@ class Decode(Work):
         """See `Work`."""
         self.outputs[0].theirs.copy_(result[:, :, 0])
 
-    def check(self) -> tuple[Floats, Floats]:
+    def check(self, variant: Variant) -> tuple[Floats, Floats]:
         """See `Work`."""
         case, group = self.case, self.case["heads"] // self.case["kv_heads"]
         rows, heads = self.sampled(case["batch"], 2), self.sampled(case["heads"], 2)

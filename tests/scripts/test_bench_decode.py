@@ -16,7 +16,7 @@ from models.batch import Batch
 from models.kv_cache import KVCache
 from models.prompt import PromptChunk
 from models.transformer import Transformer
-from scripts import bench_decode
+from scripts import bench_decode, decode_profile
 from scripts.read_bandwidth import READ_BYTES
 from scripts.reference import compare
 from tilert.cpu_device import CpuDevice
@@ -112,6 +112,7 @@ def test_profiles_are_part_of_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(READ_BYTES, "cuda", 1 << 26)
+    monkeypatch.setattr(decode_profile, "GRAPH_NODES", 8)
     argv = ["tiny-qwen3", "--load-format", "dummy", "--device", "cuda", "--profile"]
     argv += ["--prompt", "5", "--new", "3", "4", "--warmup", "0", "--repeats", "1"]
     with standing_in(Gpu()):

@@ -16,6 +16,7 @@ from scripts.kernel_cases import (
     COMPILED,
     GROUPS,
     PEER,
+    RESIDUAL,
     Case,
     Variant,
     case_of,
@@ -263,3 +264,23 @@ def test_reports_are_written(tmp_path: Path) -> None:
 def test_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench_kernels.main(["gemm", "--device", "cuda:99"]) == 2
     assert "bench_kernels: error: " in capsys.readouterr().err
+
+
+def test_what_ends_in_the_residual_stream_is_added_to_it() -> None:
+    """As layers run it, and to be measured as such."""
+    found = {case.name: variants for case, variants in cases("skinny")}
+    assert {name for name, variants in found.items() if RESIDUAL in variants} == {
+        "4B o", "4B down", "32B o", "32B down",
+    }  # fmt: skip
+    case = Case("skinny", "4B o", (("m", 3), ("n", 32), ("k", 64)))
+    work = work_of(Memory(tilert.device("cpu"), None), case, 2)
+    calls = [work.call(RESIDUAL, i) for i in range(2)]
+    work.poison(RESIDUAL)
+    calls[0]()
+    got, want = work.check(RESIDUAL)
+    assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
+    # Another call adds once more, to no other stream.
+    calls[0]()
+    calls[1]()
+    again, _ = work.check(RESIDUAL)
+    assert np.abs(again - 2 * want).max() <= 1e-4 * np.abs(want).max()

@@ -11,6 +11,7 @@ import pytest
 import tilert
 from models.presets import PRESETS
 from models.transformer import Transformer
+from scripts import decode_profile
 from scripts.decode_profile import Part, Profile, profile
 from scripts.decode_report import profile_table, profiles_svg
 from scripts.reference import greedy, our_logits
@@ -18,6 +19,12 @@ from tilert.cpu_device import CpuDevice
 
 SHAPE = replace(PRESETS["tiny-qwen3"], num_layers=3)
 PROMPT = np.arange(2, 72, dtype=np.int32)
+
+
+@pytest.fixture(autouse=True)
+def short_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several turns each; how exact times are does not matter here."""
+    monkeypatch.setattr(decode_profile, "GRAPH_NODES", 8)
 
 
 class Gpu(CpuDevice):
