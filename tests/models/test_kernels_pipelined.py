@@ -166,7 +166,8 @@ def check_few(device: TargetDevice, schedule: str) -> None:
     """The last kernel copies ahead, and has about all of shared memory under way."""
     kernel = device.kernels[-1]
     assert kernel.schedule == schedule and kernel.early
-    assert kernel.threads == 160 and kernel.resources.spill_stores == 0
+    assert kernel.threads == (160 if schedule == "thin" else 192)
+    assert kernel.resources.spill_stores == 0
     assert kernel.shared_bytes >= 175 << 10
 
 

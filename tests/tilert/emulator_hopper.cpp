@@ -86,6 +86,21 @@ void copy(u32 to, const tensor_map* map, u32 barrier, const i64* first, int axes
   if (cut < rows) parts.push_back(part);
 }
 
+// -- sums that blocks of a cluster send each other -----------------------------------------------
+
+struct Sent { u32 to, barrier; u32 words[4]; int wait; };
+std::vector<Sent> sending;
+
+void arrive(const Sent& p) {
+  bool there = false;
+  for (int t = 0; t < threads; ++t) there |= t / block_threads == p.to / SPACE && state[t] != DONE;
+  if (!there) fail("a block of the cluster has ended before all came that was sent to it");
+  std::memcpy(smem + p.to, p.words, 16);
+  Phases& phases = barrier_at(p.barrier);
+  phases.bytes -= 16;
+  turn(phases);
+}
+
 // -- stores ------------------------------------------------------------------------------------
 
 // Rows of a box on their way out: first they are read, and later they are in their place.
@@ -143,15 +158,17 @@ template <class T> double element(u64 descriptor, int row, int k) {
 template <class T> std::vector<double> terms(int n, int rows, u64 a, u64 b) {
   std::vector<double> found(n / 2);
   const int lane = threadIdx.x % 32, warp = threadIdx.x % block_threads / 32 % 4;
+  double left[2][16];
   for (int h = 0; h < 2; ++h) {
-    double left[16];
     const int row = warp * 16 + lane / 4 + 8 * h;
-    for (int k = 0; k < 16; ++k) left[k] = row < rows ? element<T>(a, row, k) : NAN;
-    for (int j = 0; j < n / 8; ++j)
-      for (int c = 0; c < 2; ++c)
-        for (int k = 0; k < 16; ++k)
-          found[j * 4 + h * 2 + c] += left[k] * element<T>(b, j * 8 + lane % 4 * 2 + c, k);
+    for (int k = 0; k < 16; ++k) left[h][k] = row < rows ? element<T>(a, row, k) : NAN;
   }
+  for (int j = 0; j < n / 8; ++j)
+    for (int c = 0; c < 2; ++c)
+      for (int k = 0; k < 16; ++k) {
+        const double right = element<T>(b, j * 8 + lane % 4 * 2 + c, k);
+        for (int h = 0; h < 2; ++h) found[j * 4 + h * 2 + c] += left[h][k] * right;
+      }
   return found;
 }
 void begin_product(float* d, int n, bool keep, std::function<std::vector<double>()> terms,
@@ -239,6 +256,7 @@ void wait_for_products(int but) {
 
 // The barrier of a cluster: its phases, and the one that each thread has arrived at, or -1.
 int cluster_phase, cluster_pending, arrived[MOST];
+bool met[MOST];
 
 struct CopyEngine : Engine {
   CopyEngine() { engine = this; }
@@ -246,8 +264,10 @@ struct CopyEngine : Engine {
     cluster_phase = 0;
     cluster_pending = threads;
     std::fill(arrived, arrived + MOST, -1);
+    std::fill(met, met + MOST, false);
     barriers.clear();
     parts.clear();
+    sending.clear();
     leaving.clear();
     for (int t = 0; t < threads; ++t) {
       unknown[t].clear();
@@ -261,13 +281,20 @@ struct CopyEngine : Engine {
   bool phase_ended(u32 at, u32 parity) override {
     if (at >= STORES) return have_left(at - STORES, parity / 2, parity % 2);
     return (barriers[at].number & 1) != parity; }
-  bool under_way() override { return !parts.empty() || !leaving.empty(); }
+  bool under_way() override { return !parts.empty() || !sending.empty() || !leaving.empty(); }
   void time_passes(bool at_once) override {
     for (size_t i = 0; i < parts.size();) {
       if (--parts[i].wait > 0 && !at_once) { ++i; continue; }
       const Part part = parts[i];
       parts.erase(parts.begin() + i);
       land(part);
+      if (at_once) return;
+    }
+    for (size_t i = 0; i < sending.size();) {
+      if (--sending[i].wait > 0 && !at_once) { ++i; continue; }
+      const Sent sent = sending[i];
+      sending.erase(sending.begin() + i);
+      arrive(sent);
       if (at_once) return;
     }
     for (size_t i = 0; i < leaving.size();) {
@@ -349,15 +376,18 @@ void store_box(const tensor_map* map, u32 from, int c0, int c1) {
   part.wait = delay();
   leaving.push_back(part);
 }
-void pass_turn(int group, int threads) {
-  Meeting& meeting = meetings[2 + group];
-  if (meeting.arrived && meeting.count != threads) fail("threads disagree on who meets at a barrier");
-  meeting.count = threads;
-  if (++meeting.arrived < threads) return;
+static void pass(u32 number, int count) {
+  number += 16 * block();
+  Meeting& meeting = meetings[number];
+  if (meeting.arrived && meeting.count != count) fail("threads disagree on who meets at a barrier");
+  meeting.count = count;
+  if (++meeting.arrived < count) return;
   meeting.arrived = 0;
-  for (int t = 0; t < emulator::threads; ++t)
-    if (state[t] == AT_BARRIER && place[t] == 2 + (u32)group) state[t] = READY;
+  for (int t = 0; t < threads; ++t)
+    if (state[t] == AT_BARRIER && place[t] == number) state[t] = READY;
 }
+void pass_turn(int group, int threads) { pass(2 + group, threads); }
+void come_by(int threads) { pass(15, threads); }
 bool any_lane(bool v) {
   slots[threadIdx.x][0] = v;
   meet_warp();
@@ -390,10 +420,14 @@ void cluster_wait() {
   const int phase = arrived[threadIdx.x];
   if (phase < 0) fail("a thread waits for the cluster without having arrived");
   while (cluster_phase == phase) leave();
+  met[threadIdx.x] = true;
 }
-void read_block(float* v, u32 at, int rank) {
-  bool there = false;
-  for (int t = rank * block_threads; t < (rank + 1) * block_threads; ++t) there |= state[t] != DONE;
-  if (!there) fail("a block of the cluster that is read has ended");
-  std::memcpy(v, smem + at % SPACE + rank * SPACE, 16);
+void send4(u32 to, const float* v, u32 barrier) {
+  if (!met[threadIdx.x]) fail("sums are sent to a block that may not have begun");
+  if (to / SPACE != barrier / SPACE || to % 16) fail("sums and their barrier are of one block");
+  barrier_at(barrier);
+  std::memset(smem + to, 0xff, 16);
+  Sent sent{to, barrier, {}, delay()};
+  std::memcpy(sent.words, v, 16);
+  sending.push_back(sent);
 }

@@ -25,6 +25,8 @@ void wait_for_stores(int but, bool placed);
 
 DEV int uniform(int v) { return v; }
 DEV void meet(int threads) { emulator::meet(1, threads); }
+void come_by(int threads);
+DEV void wait_for_all(int threads) { emulator::meet(15, threads); }
 template <int N> DEV void more_registers() {}
 template <int N> DEV void fewer_registers() {}
 void barrier_init(u32 at, u32 arrivals);
@@ -76,4 +78,6 @@ u32 transposed(u32 v);
 DEV int cluster_rank() { return emulator::block(); }
 void cluster_arrive();
 void cluster_wait();
-void read_block(float* v, u32 at, int rank);
+DEV u32 in_block(u32 at, int rank) { return at % emulator::SPACE + rank * emulator::SPACE; }
+void send4(u32 to, const float* v, u32 barrier);
+DEV void take4(float* v, u32 at) { std::memcpy(v, smem + at, 16); }

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tilert
 from tests.tilert.checks import Frame, data
 from tests.tilert.emulator import EmulatedDevice
 from tests.tilert.products import (
@@ -21,8 +22,10 @@ from tests.tilert.products import (
     product,
     two_products,
 )
-from tilert import DType, bf16, f16, f32
+from tilert import Const, DType, Mut, Ref, bf16, f16, f32
 from tilert.codegen import cluster, ring, room
+from tilert.language import mma, tiles
+from tilert.target_device import TargetDevice
 
 pytestmark = pytest.mark.usefixtures("pipelined")
 
@@ -130,6 +133,54 @@ def test_operands_copied_ahead(early: int, rows: int, monkeypatch: pytest.Monkey
 
 
 @needs_compiler
+@pytest.mark.parametrize(("window", "left"), [(6144, 1), (13000, 16384), (1 << 20, 1)])
+def test_rings_of_their_own(window: int, left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few stages on either side, and under way; each block walks over several pieces."""
+    monkeypatch.setattr(cluster, "LEAST_BLOCKS", 1)
+    monkeypatch.setattr(room, "UNDER_WAY", 16000)
+    monkeypatch.setattr(room, "WINDOW", window)
+    monkeypatch.setattr(room, "LEAST_WINDOW", 1)
+    monkeypatch.setattr(room, "LEFT_BYTES", left)
+    device = EmulatedDevice("sm_90a", early=2)
+    check_product(device, (24, 5 * 48, 1160), (24, 48, 64), bf16)
+    text = last_text(device)
+    assert ("under_way ==" in text) == (window < 1 << 20)
+    assert f"if (++left_stage == {max(2, left // 3072)})" in text
+
+
+@tilert.kernel
+def onto(y: Mut, a: Ref, b: Ref, c: Ref, bk: Const[int]):
+    m, n = y.index
+    acc = c.tile_like(y)
+    for k in tiles(a, axis=1, size=bk):
+        acc = mma(a[m, k], b[n, k].T, acc)
+    y.store(acc)
+
+
+@pytest.mark.parametrize("outputs", [5120, 2560])
+def test_products_come_before_the_wait_where_all_operands_may(outputs: int) -> None:
+    """And what is stored behind it, in one block's pieces and in those that blocks share."""
+    text = last_text(compiled((16, outputs, 4096), (16, 40, 128)))
+    computes = text[text.rindex("wait_for_all(192);") :]
+    first = computes.index("if ((early & 3u) != 3u) wait_for_earlier_grids();")
+    products = computes.index("wgmma_some_n40<16>(")
+    second = computes.index(" wait_for_earlier_grids();", products)
+    assert first < products < second < computes.index("*(u32*)(dst")
+    assert computes.count("wait_for_earlier_grids();") == 3
+
+
+def test_products_that_something_is_read_for_come_behind_the_wait() -> None:
+    device = TargetDevice("sm_90a")
+    shape = 16, 5120
+    y, c = (tilert.empty(shape, f32, device) for _ in range(2))
+    a, b = (tilert.empty((n, 4096), bf16, device) for n in shape)
+    onto(y.partition(16, 40), a, b, c, bk=128)
+    computes = last_text(device).partition("wait_for_all(192);")[2].rpartition("wait_for_all")[2]
+    assert "early &" not in computes and computes.count("wait_for_earlier_grids();") == 1
+    assert "wgmma_some_n40<16>(" in computes
+
+
+@needs_compiler
 @pytest.mark.parametrize("rows", [16, 64])
 def test_epilogue(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sharing(monkeypatch, 3, pieces=2)
@@ -180,7 +231,7 @@ def test_compiled() -> None:
         ((64, 51200, 5120), (64, 200, 64)),
     ):
         (kernel,) = compiled(sizes, tile).kernels
-        assert kernel.threads == 160 and kernel.resources.spill_stores == 0
+        assert kernel.threads == 192 and kernel.resources.spill_stores == 0
         assert 190 << 10 <= kernel.shared_bytes <= 227 << 10 and kernel.early == (1, 2)
 
 
@@ -189,12 +240,14 @@ def test_compiled() -> None:
 MISTAKES = {
     "none": ("", ""),
     "every block takes all steps": ("rank * 13 / 3", "0"),
-    "sums are read before they are there": (
-        "      cluster_arrive();\n      cluster_wait();\n      if (rank == 0)",
-        "      if (rank == 0)",
+    "sums are added before they have come": ("barrier_wait(received, 0);", ""),
+    "a block sends before the others have begun": (
+        "cluster_wait();\n      if (rank != 0",
+        "if (rank != 0",
     ),
-    "the sums of one block": ("* 4, from);", "* 4, 0);"),
-    "a block ends while it is read": ("    cluster_wait();\n  }\n}", "  }\n}"),
+    "sums lie in the place of another block's": ("(rank - (rank > 1))", "0"),
+    "all are sent to one block": (", 1), v", ", 0), v"),
+    "the bytes of fewer": ("barrier_expect(received, ", "barrier_expect(received, -512 + "),
 }
 
 

@@ -27,8 +27,8 @@ from tilert.codegen.hopper import (
 from tilert.codegen.layout import wgmma_accumulator
 from tilert.codegen.lower import uses
 from tilert.codegen.movement import combine
-from tilert.codegen.pipelined import copy_tile
 from tilert.codegen.plan import Plan, make_group_plan
+from tilert.codegen.producer import copy_tile
 from tilert.codegen.ring import COLUMNS, GROUP
 from tilert.dtypes import f32
 from tilert.ir import Function, Op, Value

@@ -1,11 +1,13 @@
 """Blocks of a cluster that share the steps of a piece of few rows, where pieces are too few to fill
 the device, since narrower ones would read more of the left operand than of the right.
 
-Each block adds up the products of a part of the steps. Then it lays its sums into its shared
-memory, and adds up a part of the columns of all blocks, in their order. What follows the loop over
-products is written once for each block, for the registers that it keeps.
+Each block adds up the products of a part of the steps. Then it sends each of the others a part of
+the columns, and adds up what all have of its own part, in the order of the blocks. Each block has
+room for what it receives, so that it need not meet the others: a barrier counts the bytes. What
+follows the loop over products is written once for each block, for the registers that it keeps.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
 
@@ -16,7 +18,15 @@ from tilert.codegen.lower import is_zero
 from tilert.codegen.ring import Ring, plan_of, sums_of
 from tilert.ir import Op
 
-__all__ = ["CLUSTER_TEMPLATES", "begin_steps", "blocks_of", "part_of_steps", "write_shared"]
+__all__ = [
+    "CLUSTER_TEMPLATES",
+    "begin_steps",
+    "blocks_of",
+    "expect_sums",
+    "part_of_steps",
+    "received_bytes",
+    "write_shared",
+]
 
 MOST_CLUSTERS = {2: 66}
 """Clusters of so many blocks that run at once on an H200, as its driver says: a cluster is within
@@ -31,16 +41,22 @@ FRAGMENT = 4
 
 CLUSTER_TEMPLATES = r"""
 DEV int cluster_rank() { int r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
-// All threads of a cluster's blocks that have not ended do both in turns: what they wrote to shared
-// memory before the one is there behind the other.
-DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+// All threads of a cluster's blocks do both: barriers that were made ready before the one are there
+// behind the other.
+DEV void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 DEV void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-DEV void warp_meets() { __syncwarp(); }
-// Of the same place in another block's shared memory.
-DEV void read_block(float* v, u32 at, int rank) {
+// The same place in another block's shared memory.
+DEV u32 in_block(u32 at, int rank) {
   u32 there; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-    : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(there) : "memory"); }
+  return there; }
+// Four words to a place of another block, one of whose barriers counts their bytes.
+DEV void send4(u32 to, const float* v, u32 barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
+    " [%0], {%1, %2, %3, %4}, [%5];"
+    :: "r"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier) : "memory"); }
+DEV void take4(float* v, u32 at) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+    : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(at) : "memory"); }
 """
 
 
@@ -92,67 +108,105 @@ def part_of_steps(loop: Op, count: int) -> tuple[str, str]:
     return first, last
 
 
-def write_shared(e: Emitter, ring: Ring) -> None:
-    """Write the whole kernel for a piece that the blocks of a cluster share."""
+def received_bytes(ring: Ring) -> int:
+    """Shared memory for what a block receives of the others: of the largest part."""
+    if ring.cluster == 1:
+        return 0
+    return max(_bytes_of(ring, window) for window in _windows(ring))
+
+
+def expect_sums(ring: Ring) -> list[str]:
+    """What each block's barrier has to count, of whoever initialises it."""
+    return [
+        f"if (rank == {rank}) barrier_expect(received, {_bytes_of(ring, window)});"
+        for rank, window in enumerate(_windows(ring))
+    ]
+
+
+def write_shared(e: Emitter, ring: Ring, behind: Sequence[str] = ()) -> None:
+    """Write the whole kernel for a piece that the blocks of a cluster share.
+
+    Args:
+        behind: what comes between the products and what follows them.
+    """
     ops, sums = e.function.body.ops, sums_of(ring.loop)
     place = ops.index(ring.loop) + 1
     for op in ops[:place]:
         e.op(op)
-    names, registers = [e.names[v] for v in sums], e.registers(sums[0])
-    _lay_sums(e, names, registers)
-    edges = _edges(registers, ring.cluster)
-    windows = list(pairwise(edges))
+    names, windows = [e.names[v] for v in sums], _windows(ring)
+    # All have begun, and their barriers are there.
+    e.line("cluster_wait();")
+    for rank, window in enumerate(windows):
+        with e.braces(f"if (rank != {rank} && threadIdx.x < {_threads(ring)})"):
+            _send(e, ring, names, window, rank)
+    for line in behind:
+        e.line(line)
 
     def add(window: tuple[int, int]) -> None:
-        _add_shares(e, names, registers, ring.cluster, window)
+        _add_shares(e, ring, names, window, windows.index(window))
 
     write_parts(e, ops[place:], sums[0], windows, add)
-    # Nothing of other blocks is read any more; they end when nothing of theirs is.
-    e.line("cluster_arrive();")
 
 
-def _edges(registers: int, count: int) -> list[int]:
-    """Registers of a thread's sums where the part of one block ends, and the next one's begins."""
-    fragments = registers // FRAGMENT
-    return [i * fragments // count * FRAGMENT for i in range(count + 1)]
+def _windows(ring: Ring) -> list[tuple[int, int]]:
+    """Registers of a thread's sums that each block keeps."""
+    fragments = plan_of(ring).layouts[sums_of(ring.loop)[0]].registers // FRAGMENT
+    edges = [i * fragments // ring.cluster * FRAGMENT for i in range(ring.cluster + 1)]
+    return list(pairwise(edges))
 
 
-def _lay_sums(e: Emitter, names: list[str], registers: int) -> None:
-    """Write that a block lays its sums into its shared memory, from the ring's beginning on."""
-    threads = e.plan.threads
-    e.line(f"meet({threads});")
+def _threads(ring: Ring) -> int:
+    """Of the first warps, which have rows that are there."""
+    return -(-ring.rows // 16) * 32
+
+
+def _bytes_of(ring: Ring, window: tuple[int, int]) -> int:
+    """What a block receives that keeps a window."""
+    registers = len(sums_of(ring.loop)) * (window[1] - window[0])
+    return (ring.cluster - 1) * registers * 4 * _threads(ring)
+
+
+def _place(ring: Ring, window: tuple[int, int], share: str, i: int) -> str:
+    """C++ of where a thread's registers from `r` on lie in what is received.
+
+    Args:
+        share: C++ of the number of the block that sent them, its own left out.
+        i: number of the sums.
+    """
+    first, end = window
+    registers = f"({share} * {len(sums_of(ring.loop))} + {i}) * {end - first} + r - {first}"
+    return f"room + (({registers}) * {_threads(ring)} + threadIdx.x * {FRAGMENT}) * 4"
+
+
+def _send(e: Emitter, ring: Ring, names: list[str], window: tuple[int, int], rank: int) -> None:
+    """Write that a block sends another one what that keeps."""
+    first, end = window
     for i, name in enumerate(names):
         e.line("#pragma unroll")
-        with e.braces(f"for (int r = 0; r < {registers}; r += {FRAGMENT})"):
-            place = f"({i * registers} + r) * {threads} + threadIdx.x * {FRAGMENT}"
-            e.line(f"float* const to = (float*)smem + {place};")
-            e.line("#pragma unroll")
-            e.line(f"for (int c = 0; c < {FRAGMENT}; ++c) to[c] = {name}[r + c];")
-    e.line("cluster_arrive();")
-    e.line("cluster_wait();")
+        with e.braces(f"for (int r = {first}; r < {end}; r += {FRAGMENT})"):
+            at = _place(ring, window, f"(rank - (rank > {rank}))", i)
+            e.line(f"send4(in_block({at}, {rank}), {name} + r, in_block(received, {rank}));")
 
 
 def _add_shares(
-    e: Emitter, names: list[str], registers: int, count: int, window: tuple[int, int]
+    e: Emitter, ring: Ring, names: list[str], window: tuple[int, int], rank: int
 ) -> None:
-    """Write that a block adds up what all have of a window of the sums."""
+    """Write that a block adds up what all have of its window of the sums."""
     first, end = window
-    threads = e.plan.threads
-    with e.braces():
-        e.line(f"float parts[{len(names)}][{count}][{end - first}];")
-        e.line("#pragma unroll")
-        with e.braces(f"for (int from = 0; from < {count}; ++from)"):
-            for i in range(len(names)):
-                e.line("#pragma unroll")
-                with e.braces(f"for (int r = {first}; r < {end}; r += {FRAGMENT})"):
-                    place = f"({i * registers} + r) * {threads} + threadIdx.x * {FRAGMENT}"
-                    e.line(
-                        f"read_block(&parts[{i}][from][r - {first}], ring + ({place}) * 4, from);"
-                    )
+    e.line("barrier_wait(received, 0);")
+    with e.braces(f"if (threadIdx.x < {_threads(ring)})"):
         for i, name in enumerate(names):
             e.line("#pragma unroll")
-            with e.braces(f"for (int r = {first}; r < {end}; ++r)"):
-                e.line(f"{name}[r] = parts[{i}][0][r - {first}];")
+            with e.braces(f"for (int r = {first}; r < {end}; r += {FRAGMENT})"):
+                e.line(f"float parts[{ring.cluster}][{FRAGMENT}];")
+                for source in range(ring.cluster):
+                    if source == rank:
+                        e.line(f"for (int c = 0; c < {FRAGMENT}; ++c)"
+                               f" parts[{rank}][c] = {name}[r + c];")  # fmt: skip
+                    else:
+                        at = _place(ring, window, str(source - (source > rank)), i)
+                        e.line(f"take4(parts[{source}], {at});")
                 e.line("#pragma unroll")
-                e.line(f"for (int from = 1; from < {count}; ++from)"
-                       f" {name}[r] += parts[{i}][from][r - {first}];")  # fmt: skip
+                with e.braces(f"for (int c = 0; c < {FRAGMENT}; ++c)"):
+                    total = " + ".join(f"parts[{source}][c]" for source in range(ring.cluster))
+                    e.line(f"{name}[r + c] = {total};")

@@ -60,7 +60,13 @@ DEV u64 descriptor(u32 at) {
 
 TEMPLATES = r"""
 struct __align__(128) tensor_map { u64 w[16]; };
+DEV void map_ahead(const tensor_map* map) {
+  asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory"); }
 DEV int uniform(int v) { return __shfl_sync(~0u, v, 0); }
+DEV void warp_meets() { __syncwarp(); }
+// Of a block's threads some come by, whole warps, and others wait until all have.
+DEV void come_by(int threads) { asm volatile("bar.arrive 15, %0;" :: "r"(threads) : "memory"); }
+DEV void wait_for_all(int threads) { asm volatile("bar.sync 15, %0;" :: "r"(threads) : "memory"); }
 // For some threads of a block, whole warps.
 DEV void meet(int threads) { asm volatile("bar.sync 1, %0;" :: "r"(threads) : "memory"); }
 template <int N> DEV void more_registers() {
@@ -74,8 +80,8 @@ DEV void barrier_init(u32 at, u32 arrivals) {
 DEV void barriers_ready() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Of a warp that has read what the copy engine may overwrite then. Without the fence the arrival can
-// overtake loads that are under way: it does where another block keeps their queue full.
+// Of a warp that has read what the copy engine may overwrite then. Without the fence the arrival
+// can overtake loads that are under way: it does where another block keeps their queue full.
 DEV void barrier_arrive_warp(u32 at) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncwarp();
@@ -176,9 +182,6 @@ DEV u32 box_place(u32 at, int rows, int row, int column) {
 """What attention of few rows has besides, in plain C++."""
 
 ROW_TEMPLATES = r"""
-DEV void map_ahead(const tensor_map* map) {
-  asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory"); }
-DEV void warp_meets() { __syncwarp(); }
 // Lane i has elements 2 (i % 4) and the next of row i / 4 of an 8 x 8 tile; then of its transpose.
 DEV u32 transposed(u32 v) {
   u32 r; asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v)); return r; }

@@ -1,23 +1,26 @@
 """The pipelined schedule of sm_90a: products through a ring in shared memory that one thread fills.
 
-A block walks over pieces. Its last warpgroup is the producer: for every step of the loop over
-products it waits until a stage of the ring is free, and tells the copy engine to bring the
-operands there. The other warpgroups run the kernel as its text has it, except that a product is
-wgmma on what the stage holds. Each stage has two barriers: `full` counts the bytes that have come,
-`empty` the warps that have read them. The producer runs ahead over the ends of pieces, so that the
-next piece's operands come while sums are still being stored.
-
-Before earlier grids are complete it fills the ring with operands that none of them writes: those
-whose bits the word `early` has (`early.py`). The others of these stages it brings later.
+A block walks over pieces. Its last warps are the producers: for every step of the loop over
+products one waits until a stage of its ring is free, and tells the copy engine to bring operands
+there (`producer.py`). The other warpgroups run the kernel as its text has it, except that a product
+is wgmma on what the stages hold. Each stage has two barriers: `full` counts the bytes that have
+come, `empty` the warps that have read them. Producers run ahead over the ends of pieces, so that
+the next piece's operands come while sums are still being stored.
 """
 
 from collections.abc import Callable
 from math import prod
 
 from tilert.codegen.boxes_out import boxes_bytes, move_boxes
-from tilert.codegen.cluster import CLUSTER_TEMPLATES, begin_steps, part_of_steps, write_shared
-from tilert.codegen.control import carry, note_bounds
-from tilert.codegen.early import END, MOST_EARLY, START, begin
+from tilert.codegen.cluster import (
+    CLUSTER_TEMPLATES,
+    begin_steps,
+    expect_sums,
+    received_bytes,
+    write_shared,
+)
+from tilert.codegen.control import carry
+from tilert.codegen.early import END, MOST_EARLY, START, begin, unless
 from tilert.codegen.emit import Emitter, c_type
 from tilert.codegen.epilogue import write_epilogue
 from tilert.codegen.grid import coordinates
@@ -32,19 +35,20 @@ from tilert.codegen.hopper import (
     wgmma_some,
 )
 from tilert.codegen.plan import source_of
+from tilert.codegen.producer import Lane, bring, can_run_ahead, fill_ahead
 from tilert.codegen.quads import move_quads
 from tilert.codegen.ring import (
     GROUP,
     GROUP_ROWS,
     WARP,
+    Box,
     Ring,
     plan_of,
-    scalars,
     sums_of,
     turn_over,
-    wanted,
 )
-from tilert.codegen.room import element_at, exchanged_bytes, most_stages, read_bytes
+from tilert.codegen.room import element_at, lanes, read_bytes
+from tilert.codegen.streaming import coarse
 from tilert.codegen.thin import (
     SPLIT_TEMPLATES,
     THIN_TEMPLATES,
@@ -53,10 +57,10 @@ from tilert.codegen.thin import (
     kept_loads,
 )
 from tilert.dtypes import f32
-from tilert.ir import Access, Function, Op
+from tilert.ir import Block, Function, Op, walk
 from tilert.tensor_map import ROW_BYTES
 
-__all__ = ["Pipelined", "copy_tile", "write_pipelined"]
+__all__ = ["Pipelined", "write_pipelined"]
 
 SHARED_BYTES = 227 * 1024
 """Shared memory of a block of sm_90."""
@@ -65,15 +69,6 @@ PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232
 BAND = 16
 """Rows of tiles that are walked together: as many blocks as run at once then share rows and columns
 of operands about equally."""
-
-
-_CLUSTER_PRODUCER = [
-    "    warp_meets();",
-    "    cluster_arrive();",
-    "    cluster_wait();",
-    "    cluster_arrive();",
-]
-"""Of all threads of the producer, which have nothing to tell the other blocks."""
 
 
 class Pipelined:
@@ -90,38 +85,40 @@ class Pipelined:
     """
 
     def __init__(
-        self, function: Function, ring: Ring, stages: int, scratch: int, boxes: bool
+        self, function: Function, ring: Ring, lanes: list[Lane], scratch: int, boxes: bool
     ) -> None:
-        self._function, self._ring, self._stages = function, ring, stages
-        # A warpgroup is what gives registers away; where there is nothing to give, a warp will do.
-        self.threads = ring.consumers + (WARP if ring.few else GROUP)
+        self._function, self._ring, self._lanes = function, ring, lanes
+        # A warpgroup is what gives registers away; where there is nothing to give, warps will do.
+        self.threads = ring.consumers + (WARP * len(lanes) if ring.few else GROUP)
         self.blocks = 1
         read = [spec.param for spec in ring.maps]
         kept = [op.attrs["param"].position for op in kept_loads(ring)]
-        fits = ring.few and len(read) + len(kept) <= MOST_EARLY and _can_run_ahead(ring)
+        fits = ring.few and len(read) + len(kept) <= MOST_EARLY and can_run_ahead(ring)
         self.early = (*read, *kept) if fits else ()
         self._kept_bits = (1 << len(kept)) - 1 << len(read) if fits else 0
-        self._boxes = stages * ring.stage_bytes
-        self._barriers = self._boxes + boxes * boxes_bytes(prod(ring.groups))
-        self._kept = self._barriers + -(-16 * stages // 128) * 128
-        self._scratch = self._kept + kept_bytes(ring)
-        self.shared_bytes = max(self._scratch + scratch, read_bytes(ring, stages))
+        self._boxes = sum(lane.nbytes for lane in lanes)
+        barriers = 16 * sum(lane.stages for lane in lanes)
+        self._received = lanes[0].barriers + barriers
+        self._kept = lanes[0].barriers + -(-(barriers + 8 * (ring.cluster > 1)) // 128) * 128
+        self._room = self._kept + kept_bytes(ring)
+        self._scratch = self._room + received_bytes(ring)
+        self.shared_bytes = max(self._scratch + scratch, read_bytes(ring, lanes))
         self.consumer: Consumer | ThinConsumer = (
-            ThinConsumer(function, ring, stages)
+            ThinConsumer(function, ring, lanes[0].stages)
             if ring.thin
-            else Consumer(function, ring, stages, boxes)
+            else Consumer(function, ring, lanes, boxes, bool(self.early))
         )
-        producer = Emitter(function, self.consumer.plan)
-        producer.depth = self.consumer.depth = 3
+        # What follows the loop is not hidden: neither its work nor the time to fetch its code.
+        self.consumer.plan.coarse = coarse(function)
+        self.consumer.depth = 3
         self.consumer.program_body()
         self.head = [PORTABLE_TEMPLATES, TEMPLATES, *_templates(ring)]
         if self.consumer.boxes:
             self.head += [PORTABLE_BOXES, BOX_TEMPLATES]
-        self.lines = [*self._prologue(), *self._producer(producer), *self._consumer()]
+        self.lines = [*self._prologue(), *self._producers(), *self._consumer()]
 
     def _prologue(self) -> list[str]:
-        stages, warps = self._stages, self._ring.consumers // 32
-        extents = self._extents()
+        shared = f"  const u32 received = ring + {self._received}, room = ring + {self._room};"
         return [
             *START,
             *(["  const int rank = cluster_rank();"] if self._ring.cluster > 1 else []),
@@ -130,57 +127,82 @@ class Pipelined:
             f"  char* const kept = smem + {self._kept}; (void)kept;",
             "  const u32 ring = shared_address(smem);",
             *([f"  const u32 boxes = ring + {self._boxes};"] if self.consumer.boxes else []),
-            f"  const u32 full = ring + {self._barriers}, empty = full + {8 * stages};",
-            "  if (threadIdx.x == 0) {",
-            f"    for (int s = 0; s < {stages}; ++s) {{",
-            f"      barrier_init(full + 8 * s, 1); barrier_init(empty + 8 * s, {warps});",
-            "    }",
-            "    barriers_ready();",
-            "  }",
-            "  __syncthreads();",
-            f"  const i64 pieces = {' * '.join(f'(i64){n}' for n in extents) or '1'};",
+            *(lane.names() for lane in self._lanes),
+            *([shared] if self._ring.cluster > 1 else []),
+            f"  const i64 pieces = {' * '.join(f'(i64){n}' for n in self._extents()) or '1'};",
         ]
 
-    def _producer(self, e: Emitter) -> list[str]:
-        ring, stages = self._ring, self._stages
-        _produce(e, self._function, ring, stages, bool(self.early))
-        limit = self._limits("fewer", PRODUCER_REGISTERS)
+    def _producers(self) -> list[str]:
+        ring = self._ring
+        shared = ring.cluster > 1
         return [
             f"  if (threadIdx.x >= {ring.consumers}) {{",
-            *limit,
-            f"    if (threadIdx.x == {ring.consumers}) {{",
-            *(["      const u64 once = read_once();"] if ring.few else []),
-            *(self._fill(e) if self.early else []),
-            *("    " + line for line in begin(self._function)),
-            *self._pieces("      ", e.lines, e.head),
-            "    }",
-            *(_CLUSTER_PRODUCER if ring.cluster > 1 else []),
+            *self._limits("fewer", PRODUCER_REGISTERS),
+            *(["    const u64 once = read_once();"] if ring.few else []),
+            *self._each(self._begin),
+            "    warp_meets();",
+            f"    come_by({self.threads});",
+            *(["    cluster_arrive();"] if shared else []),
+            *self._each(self._bring),
+            *(["    warp_meets();", "    cluster_wait();"] if shared else []),
         ]
 
-    def _fill(self, like: Emitter) -> list[str]:
-        """The producer's work before earlier grids are complete: the stages of the ring, once."""
-        e = Emitter(self._function, like.plan)
-        e.depth = like.depth
-        _fill_ahead(e, self._function, self._ring, self._stages)
+    def _each(self, written: Callable[[Lane], list[str]]) -> list[str]:
+        """What the thread of each side does."""
+        out = []
+        for i, lane in enumerate(self._lanes):
+            out += [
+                f"    if (threadIdx.x == {self._ring.consumers + i * WARP}) {{",
+                *("      " + line for line in written(lane)),
+                "    }",
+            ]
+        return out
+
+    def _begin(self, lane: Lane) -> list[str]:
+        first = self._ring.cluster > 1 and lane is self._lanes[0]
         return [
-            "      int ahead = 0;",
-            f"      if (early & {(1 << len(self._ring.maps)) - 1}u) {{",
-            *self._walk("        ", e.lines, e.head, on=f" && ahead < {self._stages}"),
-            "      }",
+            *lane.begin(self._ring.consumers // 32),
+            *(["barrier_init(received, 1);", *expect_sums(self._ring)] if first else []),
+            "barriers_ready();",
+        ]
+
+    def _bring(self, lane: Lane) -> list[str]:
+        e, filling = (Emitter(self._function, self.consumer.plan) for _ in range(2))
+        alone = bool(self.early) and len(self._lanes) == 1
+        bring(e, self._function, self._ring, lane, alone)
+        wait = unless(self._function, lane.bits) if self.early else begin(self._function)
+        if not alone:
+            return [*(line.strip() for line in wait), *self._pieces(lane, e.lines, e.head)]
+        fill_ahead(filling, self._function, self._ring, lane)
+        return [
+            "int ahead = 0;",
+            f"if (early & {lane.bits}u) {{",
+            *self._walk("  ", filling.lines, filling.head, on=f" && ahead < {lane.stages}"),
+            "}",
+            *(line.strip() for line in begin(self._function)),
+            *self._pieces(lane, e.lines, e.head),
         ]
 
     def _consumer(self) -> list[str]:
         keep, bits = self._keep(), self._kept_bits
+        late = isinstance(self.consumer, Consumer) and self.consumer.late
+        all_bits = (1 << len(self._ring.maps)) - 1
+        wait = unless(self._function, all_bits) if late else begin(self._function)
         return [
             "  } else {",
+            # The barriers are there.
+            f"    wait_for_all({self.threads});",
+            *(["    cluster_arrive();"] if self._ring.cluster > 1 else []),
             *self._limits("more", CONSUMER_REGISTERS),
             *([f"    if ((early & {bits}u) == {bits}u) {{", *keep, "    }"] if bits else []),
-            *("  " + line for line in begin(self._function)),
+            *("  " + line for line in wait),
             *([f"    if ((early & {bits}u) != {bits}u) {{", *keep, "    }"] if bits else keep),
-            *self._pieces("    ", self.consumer.lines, self.consumer.head),
+            *(f"    {lane.counters()}" for lane in self._lanes),
+            *self._walk("    ", self.consumer.lines, self.consumer.head),
             *(["    boxes_stored();"] if self.consumer.boxes else []),
+            # A block without a piece holds its place as long as the others.
+            *("  " + line for line in (begin(self._function) if late else [])),
             *("  " + line for line in END),
-            *(["    cluster_wait();"] if self._ring.cluster > 1 else []),
             "  }",
         ]
 
@@ -197,12 +219,12 @@ class Pipelined:
         kept, e.lines = e.lines, written
         return kept
 
-    def _pieces(self, pad: str, lines: list[str], head: list[str]) -> list[str]:
-        return [f"{pad}int stage = 0; u32 turn = 0;", *self._walk(pad, lines, head)]
+    def _pieces(self, lane: Lane, lines: list[str], head: list[str]) -> list[str]:
+        return [lane.counters(), *lane.window_counters(), *self._walk("", lines, head)]
 
     def _walk(self, pad: str, lines: list[str], head: list[str], on: str = "") -> list[str]:
         cluster = self._ring.cluster
-        # A cluster has one piece: its blocks meet twice for it.
+        # A cluster has one piece: it receives sums once.
         first, step = (f" / {cluster}", "pieces") if cluster > 1 else ("", "gridDim.x")
         return [
             *(pad + line.strip() for line in head),
@@ -244,23 +266,16 @@ def write_pipelined(function: Function, ring: Ring) -> Pipelined | None:
     """The kernel with as many stages as shared memory has room for, None where two are too many."""
     scratch, boxes = 0, ring.rows >= GROUP_ROWS and ring.cluster == 1
     while True:
-        room = SHARED_BYTES - scratch - kept_bytes(ring) - 128
-        room -= boxes * boxes_bytes(prod(ring.groups))
-        stages = min(most_stages(ring), room // (ring.stage_bytes + 16))
-        if stages < 2 or stages * ring.stage_bytes < exchanged_bytes(ring):
+        room = SHARED_BYTES - scratch - kept_bytes(ring) - received_bytes(ring) - 136
+        made = lanes(ring, room, boxes * boxes_bytes(prod(ring.groups)))
+        if made is None:
             return None
-        written = Pipelined(function, ring, stages, scratch, boxes)
+        written = Pipelined(function, ring, made, scratch, boxes)
         # How much scratch the text needs, and whether boxes, is known once it is written.
         needed = -(-written.consumer.scratch_bytes // 16) * 16
         if needed <= scratch and written.consumer.boxes == boxes:
             return written
         scratch, boxes = max(scratch, needed), written.consumer.boxes
-
-
-def _can_run_ahead(ring: Ring) -> bool:
-    """Whether the producer's addresses and the number of its steps depend on no memory."""
-    found = scalars(ring.function, ring.loop, wanted(ring))
-    return found is not None and all(op.name != "load" for part in found for op in part)
 
 
 def _templates(ring: Ring) -> list[str]:
@@ -281,108 +296,6 @@ def _templates(ring: Ring) -> list[str]:
     return [*copies, *(wgmma(*kind) for kind in kinds), *(wgmma_some(*kind) for kind in some)]
 
 
-# -- the producer ----------------------------------------------------------------------------
-
-
-def _produce(e: Emitter, function: Function, ring: Ring, stages: int, ahead: bool) -> None:
-    def step() -> None:
-        if ahead:
-            # Of a stage that was filled ahead, what is left.
-            e.line("const u32 left = ahead > 0 ? ~early : ~0u;")
-            e.line("if (ahead > 0) --ahead;")
-        with e.braces("else" if ahead else ""):
-            e.line("barrier_wait(empty + 8 * stage, turn ^ 1);")
-            e.line(f"barrier_expect(full + 8 * stage, {ring.copied_bytes});")
-        e.line(f"const u32 at = ring + stage * {ring.stage_bytes};")
-        _copy_boxes(e, ring, "left" if ahead else "")
-        turn_over(e, stages)
-
-    _steps(e, function, ring, step)
-
-
-def _fill_ahead(e: Emitter, function: Function, ring: Ring, stages: int) -> None:
-    def step() -> None:
-        e.line("const int stage = ahead++;")
-        e.line(f"barrier_expect(full + 8 * stage, {ring.copied_bytes});")
-        e.line(f"const u32 at = ring + stage * {ring.stage_bytes};")
-        _copy_boxes(e, ring, "early")
-
-    _steps(e, function, ring, step, f" && ahead < {stages}")
-
-
-def _steps(
-    e: Emitter, function: Function, ring: Ring, step: Callable[[], None], on: str = ""
-) -> None:
-    """The loop as whoever only copies has it."""
-    loop = ring.loop
-    body = loop.regions[0]
-    found = scalars(function, loop, wanted(ring))
-    if found is None:
-        raise ValueError("the producer cannot compute its addresses")
-    before, inside = found
-    e.depth = 4
-    for op in before:
-        e.op(op)
-    lo, hi, by = (e.names[a] for a in loop.args[:3])
-    if ring.cluster > 1:
-        lo, hi = part_of_steps(loop, ring.cluster)
-    counter = e.names[body.args[0]] = e.fresh("i")
-    note_bounds(e, loop)
-    e.line("#pragma unroll 1")
-    with e.braces(f"for (int {counter} = {lo}; {counter} < {hi}{on}; {counter} += {by})"):
-        for op in inside:
-            e.op(op)
-        step()
-
-
-def _copy_boxes(e: Emitter, ring: Ring, some: str) -> None:
-    """Copy the operands of a step: those whose bits are in the word `some`, or all."""
-    for value, box in ring.boxes.items():
-        once = ring.few and value in ring.rights
-        with e.braces(f"if ({some} & {1 << box.map}u)" if some else ""):
-            copy_tile(
-                e, box.load, box.cols, box.map, box.offset, box.block, "full", once, box.together
-            )  # fmt: skip
-
-
-def copy_tile(
-    e: Emitter, load: Op, cols: int, map: int, offset: int, block: int, full: str,
-    once: bool = False, together: bool = False,
-) -> None:  # fmt: skip
-    """Write the copies of a tile, a box of as many columns as have 128 bytes each.
-
-    Args:
-        map: number of the tensor map.
-        offset: of the tile's first byte within a stage.
-        block: bytes from one box to the next.
-        full: name of the barriers that count what has come.
-        once: whether the tile is read by this block alone.
-        together: whether its boxes are one copy.
-    """
-    call, policy = ("copy_box_once", ", once") if once else ("copy_box", "")
-    access: tuple[Access, ...] = load.attrs["access"]
-    places = [_first(e, load, a) for a in access]
-    width = ROW_BYTES // load.result.dtype.itemsize
-    if together:
-        at = [f"{places[-1]} / {width}" if places[-1] != "0" else "0", *places[:-1], "0"]
-        given = ", ".join(reversed([f"coordinate({p})" for p in at]))
-        e.line(f"{call}(at + {offset}, &map{map}, {full} + 8 * stage{policy}, {given});")
-        return
-    for column in range(0, cols, width):
-        to = offset + column // width * block
-        at = [*places[:-1], f"{places[-1]} + {column}" if column else places[-1]]
-        given = ", ".join(reversed([f"coordinate({p})" for p in at]))
-        e.line(f"{call}(at + {to}, &map{map}, {full} + 8 * stage{policy}, {given});")
-
-
-def _first(e: Emitter, load: Op, access: Access) -> str:
-    """C++ of the first element's index, wide enough not to wrap."""
-    if access.kind == "full":
-        return "0"
-    index = f"(i64){e.names[load.args[access.arg]]}"
-    return f"{index} * {access.size}" if access.kind == "block" else index
-
-
 # -- the consumers ---------------------------------------------------------------------------
 
 
@@ -391,14 +304,19 @@ class Consumer(Emitter):
 
     Attributes:
         boxes: whether pieces are stored by the copy engine.
+        late: whether products may come before the wait for earlier grids, where none of them writes
+            an operand. What follows the loop is behind it.
     """
 
-    def __init__(self, function: Function, ring: Ring, stages: int, boxes: bool) -> None:
+    def __init__(
+        self, function: Function, ring: Ring, lanes: list[Lane], boxes: bool, early: bool
+    ) -> None:
         super().__init__(function, plan_of(ring))
         self._ring = ring
-        self._stages = stages
+        self._lanes = lanes
         self._may_box = boxes
         self.boxes = False
+        self.late = early and ring.grouped and _reads_boxes_alone(ring)
 
     def line(self, text: str) -> None:
         """See `Emitter`."""
@@ -406,13 +324,16 @@ class Consumer(Emitter):
 
     def program_body(self) -> None:
         """The whole kernel, once for each piece."""
+        behind = [line.strip() for line in begin(self.function)] if self.late else []
         if self._ring.cluster > 1:
-            write_shared(self, self._ring)
+            write_shared(self, self._ring, behind)
             return
         loop, ops = self._ring.loop, self.function.body.ops
         place = ops.index(loop) + 1
         for op in ops[:place]:
             self.op(op)
+        for line in behind:
+            self.line(line)
         write_epilogue(self, ops[place:], sums_of(loop)[0])
 
     def op(self, op: Op) -> None:
@@ -440,25 +361,37 @@ class Consumer(Emitter):
     def _loop(self, op: Op) -> None:
         body = op.regions[0]
         head = begin_steps(self, op, self._ring.cluster)
-        held = self.fresh("held")
+        held = [f"{lane.side.name}held" for lane in self._lanes]
+        given = " ".join(
+            f"barrier_arrive({lane.side.name}empty + 8 * {name});"
+            for lane, name in zip(self._lanes, held, strict=True)
+        )
+        # Of the stages of the step before.
+        given = f"if (held >= 0 && threadIdx.x % 32 == 0) {{ {given} }}"
         self.line(f"const int group = uniform(threadIdx.x / {GROUP}); (void)group;")
-        self.line(f"int {held} = -1;")
+        self.line(f"int {', '.join(f'{name} = -1' for name in held)};")
         self.line("#pragma unroll 1")
         with self.braces(head):
-            self.line("barrier_wait(full + 8 * stage, turn);")
+            for lane in self._lanes:
+                name = lane.side.name
+                self.line(f"barrier_wait({name}full + 8 * {name}stage, {name}turn);")
             self.line("wgmma_begin();")
-            self.line(f"const u32 at = ring + stage * {self._ring.stage_bytes};")
+            for lane in self._lanes:
+                name, start = lane.side.name, f" + {lane.at}" if lane.at else ""
+                bytes_ = lane.side.stage_bytes
+                self.line(f"const u32 {name}at = ring{start} + {name}stage * {bytes_};")
             self.block(body)
             self.line("wgmma_commit();")
-            # The products of the step before are complete: its stage may be filled again.
+            # The products of the step before are complete: its stages may be filled again.
             self.line("wgmma_wait<1>();")
-            self.line(f"if ({held} >= 0 && threadIdx.x % 32 == 0)"
-                      f" barrier_arrive(empty + 8 * {held});")  # fmt: skip
-            self.line(f"{held} = stage;")
+            self.line(given)
+            for lane, name in zip(self._lanes, held, strict=True):
+                self.line(f"{name} = {lane.side.name}stage;")
             carry(self, op)
-            turn_over(self, self._stages)
+            for lane in self._lanes:
+                turn_over(self, lane.stages, lane.side.name)
         self.line("wgmma_wait<0>();")
-        self.line(f"if ({held} >= 0 && threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * {held});")
+        self.line(given)
         for v in sums_of(op):
             self.line(f"wgmma_sums<{self.registers(v)}>({self.names[v]});")
 
@@ -473,8 +406,8 @@ class Consumer(Emitter):
         left = f" + group * {blocks * GROUP_ROWS * ROW_BYTES}" if groups_m > 1 else ""
         right = f" + group * {columns * ROW_BYTES}" if groups_n > 1 else ""
         with self.braces():
-            self.line(f"const u64 a = descriptor(at + {a.offset}{left});")
-            self.line(f"const u64 b = descriptor(at + {b.offset}{right});")
+            self.line(f"const u64 a = descriptor({self._at(a)} + {a.offset}{left});")
+            self.line(f"const u64 b = descriptor({self._at(b)} + {b.offset}{right});")
             for step in range(0, k, 16):
                 for i in range(blocks):
                     to = f"{name} + {i * columns // 2}"
@@ -482,3 +415,17 @@ class Consumer(Emitter):
                     ctype = c_type(op.args[0].dtype)
                     right = f"b + {element_at(b, step) // 16}"
                     self.line(f"wgmma{some}({to}, {left}, {right}, {ctype}{{}});")
+
+    def _at(self, box: Box) -> str:
+        """Name of where the stage begins that holds a box."""
+        return next(f"{lane.side.name}at" for lane in self._lanes if box in lane.side.boxes)
+
+
+def _reads_boxes_alone(ring: Ring) -> bool:
+    """Whether nothing is read up to the end of the loop but what producers bring."""
+    ops = ring.function.body.ops
+    first = Block(ops=ops[: ops.index(ring.loop) + 1])
+    return all(op.name not in _READS or op.result in ring.boxes for op in walk(first))
+
+
+_READS = ("load", "load_piece", "pieces")

@@ -59,7 +59,7 @@ class Box:
         load: where the tile comes from.
         rows, cols: its extents. It lies as boxes of `width` columns, one after the other.
         map: number of its tensor map.
-        offset: of its first byte within a stage of the ring.
+        offset: of its first byte within a stage of its ring.
         together: whether one copy brings all boxes.
     """
 
@@ -96,6 +96,31 @@ class Box:
         boxes = self.cols // self.width
         rows = _whole(self.rows * boxes) if self.together else _whole(self.rows) * boxes
         return rows * ROW_BYTES
+
+
+@dataclass(frozen=True)
+class Side:
+    """Operands that one thread brings, through stages of their own.
+
+    Attributes:
+        boxes: what a stage holds.
+        name: what begins the names of its barriers and counters in the text.
+        once: those of them that this block alone reads.
+    """
+
+    boxes: tuple[Box, ...]
+    name: str = ""
+    once: frozenset[Box] = frozenset()
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of what one step copies."""
+        return sum(box.room for box in self.boxes)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes that one step copies."""
+        return sum(box.nbytes for box in self.boxes)
 
 
 @dataclass(eq=False)
@@ -145,6 +170,16 @@ class Ring:
         return {source_of(op.args[1])[0] for op in products}
 
     @property
+    def sides(self) -> list[Side]:
+        """Operands by who brings them: one thread, or one a side where a warpgroup computes."""
+        rights = frozenset(self.boxes[v] for v in self.rights) if self.few else frozenset()
+        if not self.grouped:
+            return [Side(tuple(self.boxes.values()), once=rights)]
+        lefts = tuple(box for box in self.boxes.values() if box not in rights)
+        found = Side(tuple(box for box in self.boxes.values() if box in rights), once=rights)
+        return [found, Side(lefts, "left_")] if lefts else [found]
+
+    @property
     def consumers(self) -> int:
         """Threads that compute."""
         return GROUP * prod(self.groups)
@@ -153,11 +188,6 @@ class Ring:
     def stage_bytes(self) -> int:
         """Shared memory of what one step copies."""
         return sum(box.room for box in self.boxes.values())
-
-    @property
-    def copied_bytes(self) -> int:
-        """Bytes that one step copies."""
-        return sum(box.nbytes for box in self.boxes.values())
 
     def right(self, product: Op) -> Box:
         """Where the right operand of a product lies."""
@@ -203,6 +233,11 @@ def find_ring(function: Function, grouped: bool = False, cluster: int = 1) -> Ri
         raise Unfit(f"products of {ring.rows} rows read less than {LEAST_READ} bytes a step")
     if scalars(function, loop, wanted(ring)) is None:
         raise Unfit("where an operand lies depends on tiles, branches or what the loop carries")
+    for part in ring.sides:
+        offset = 0
+        for box in part.boxes:
+            box.offset = offset
+            offset += box.room
     ring.axes = _axes(ring, products[0])
     return ring
 
@@ -315,7 +350,7 @@ def _add_box(ring: Ring, value: Value, dtypes: tuple[DType, ...] = (bf16, f16)) 
     if spec not in ring.maps:
         ring.maps.append(spec)
     number = ring.maps.index(spec)
-    ring.boxes[value] = Box(load, rows, cols, number, ring.stage_bytes, beside > 0)
+    ring.boxes[value] = Box(load, rows, cols, number, 0, beside > 0)
     return True
 
 
@@ -405,6 +440,10 @@ def sums_of(loop: Op) -> list[Value]:
     return [r for r, v in carried if v.op is not None and v.op.name == "mma"]
 
 
-def turn_over(e: Emitter, stages: int) -> None:
-    """Write the step to the next stage."""
-    e.line(f"if (++stage == {stages}) {{ stage = 0; turn ^= 1; }}")
+def turn_over(e: Emitter, stages: int, name: str = "") -> None:
+    """Write the step to the next stage.
+
+    Args:
+        name: of the ring's side.
+    """
+    e.line(f"if (++{name}stage == {stages}) {{ {name}stage = 0; {name}turn ^= 1; }}")

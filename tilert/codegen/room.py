@@ -1,10 +1,10 @@
-"""What a ring of the pipelined schedule takes of shared memory, and how much of it."""
+"""What the rings of the pipelined schedule take of shared memory, and how much of it."""
 
-from tilert.codegen.plan import source_of
-from tilert.codegen.ring import COLUMNS, GROUP_ROWS, Box, Ring, plan_of, sums_of
+from tilert.codegen.producer import Lane
+from tilert.codegen.ring import COLUMNS, GROUP_ROWS, Box, Ring, Side
 from tilert.tensor_map import ROW_BYTES
 
-__all__ = ["element_at", "exchanged_bytes", "most_stages", "read_bytes"]
+__all__ = ["element_at", "lanes", "read_bytes"]
 
 MOST_STAGES = 8
 UNDER_WAY = 190 * 1024
@@ -12,31 +12,53 @@ UNDER_WAY = 190 * 1024
 products have: about all that a multiprocessor holds. While a kernel ends, the next one's blocks
 take the places of its own, one by one, and fill their rings. With 80 KB, and room for two blocks,
 products take up to 11 % longer on an H200, and a decode step of 8 sequences 26 %."""
+LEFT_BYTES = 96 * 1024
+"""Of left operands that have a ring of their own, unless two stages are more: they come from the
+second-level cache."""
+WINDOW, LEAST_WINDOW = 64 * 1024, 4
+"""Bytes of right operands that have been asked for and have not come, about, where they have a ring
+of their own, and stages at least: what keeps memory busy. With all of the ring, requests wait for
+each other, and so do blocks of kernels that are nearly complete: 5 to 10 % longer on an H200."""
 
 
-def most_stages(ring: Ring) -> int:
-    """How many stages a ring has at most."""
-    if not ring.few:
-        return MOST_STAGES
-    return 2 + -(-UNDER_WAY // ring.stage_bytes)
+def lanes(ring: Ring, room: int, boxes: int) -> list[Lane] | None:
+    """The rings of all sides, None where one has less than two stages.
+
+    Args:
+        room: bytes of shared memory that there are for them, their barriers and what follows.
+        boxes: bytes of what comes between the rings and their barriers.
+    """
+    side, *lefts = ring.sides
+    # What is behind a left operand of few rows is read as well.
+    found: list[tuple[Side, int, int]] = []
+    at = barriers = 0
+    for left in lefts:
+        stages = min(max(2, LEFT_BYTES // left.stage_bytes), MOST_STAGES)
+        found.append((left, stages, at))
+        at += stages * left.stage_bytes
+        barriers += 16 * stages
+    most = 2 + -(-UNDER_WAY // side.stage_bytes) if ring.few else MOST_STAGES
+    stages = min(most, (room - at - barriers - boxes) // (side.stage_bytes + 16))
+    if stages < 2:
+        return None
+    found.insert(0, (side, stages, at))
+    window = max(LEAST_WINDOW, round(WINDOW / side.stage_bytes)) if ring.grouped else 0
+    window = window if window < stages else 0
+    place = at + stages * side.stage_bytes + boxes
+    out = []
+    for one, count, first in found:
+        out.append(Lane(one, count, first, place, window if one is side else 0))
+        place += 16 * count
+    return out
 
 
-def read_bytes(ring: Ring, stages: int) -> int:
+def read_bytes(ring: Ring, lanes: list[Lane]) -> int:
     """Shared memory that products of 64 rows read, which fewer rows do not fill."""
     if not ring.grouped:
         return 0
-    lefts = (op.args[0] for op in ring.loop.regions[0].ops if op.name == "mma")
-    boxes = (ring.boxes[source_of(left)[0]] for left in lefts)
-    last = max(box.offset + element_at(box, box.cols - COLUMNS) for box in boxes)
-    return (stages - 1) * ring.stage_bytes + last + GROUP_ROWS * ROW_BYTES
-
-
-def exchanged_bytes(ring: Ring) -> int:
-    """Bytes of sums that blocks of a cluster read of each other, where the ring was."""
-    if ring.cluster == 1:
-        return 0
-    layouts = (plan_of(ring).layouts[v] for v in sums_of(ring.loop))
-    return sum(4 * layout.registers * ring.consumers for layout in layouts)
+    lane = lanes[-1]
+    last = max(box.offset + element_at(box, box.cols - COLUMNS) for box in lane.side.boxes)
+    return lane.at + (lane.stages - 1) * lane.side.stage_bytes + last + GROUP_ROWS * ROW_BYTES
 
 
 def element_at(box: Box, k: int) -> int:

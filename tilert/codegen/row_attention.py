@@ -27,8 +27,8 @@ from tilert.codegen.hopper import (
 )
 from tilert.codegen.layout import Layout, blocked, mma_swapped
 from tilert.codegen.movement import combine
-from tilert.codegen.pipelined import copy_tile
 from tilert.codegen.plan import Plan, make_share_plan
+from tilert.codegen.producer import copy_tile
 from tilert.codegen.shares import JOIN, Shares
 from tilert.codegen.streaming import lift_loads
 from tilert.dtypes import f32
