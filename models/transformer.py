@@ -164,7 +164,8 @@ class Transformer:
             self._prefill_sample(cache, batch, features)
             self._hidden = scratch.x[:count]
             return
-        self._record_prefill(cache, batch, size)
+        if size not in batch.prefills:
+            self._record_prefill(cache, batch, Prompt(size, batch.size, self.device))
         if features not in batch.prefill_samplings:
             work = partial(self._prefill_sample, cache, batch, features)
             batch.prefill_samplings[features] = tilert.capture(self.device, work)
@@ -189,14 +190,14 @@ class Transformer:
         # All layers run the same kernels.
         one = partial(self._prefill_layers, cache, batch, prompt, scratch, 1)
         tilert.capture(self.device, one).close()
-        return partial(self._record_prefill, cache, batch, size)
+        return partial(self._record_prefill, cache, batch, prompt)
 
-    def _record_prefill(self, cache: KVCache, batch: Batch, size: int) -> None:
-        """Record the layers of a prefill of a size, unless they are."""
-        if size not in batch.prefills:
-            prompt, scratch = Prompt(size, batch.size, self.device), self._prefill_scratch(size)
+    def _record_prefill(self, cache: KVCache, batch: Batch, prompt: Prompt) -> None:
+        """Record the layers of a prefill with these inputs, unless those of its size are."""
+        if prompt.size not in batch.prefills:
+            scratch = self._prefill_scratch(prompt.size)
             work = partial(self._prefill_layers, cache, batch, prompt, scratch)
-            batch.prefills[size] = prompt, scratch, tilert.capture(self.device, work)
+            batch.prefills[prompt.size] = prompt, scratch, tilert.capture(self.device, work)
 
     def _prefill_layers(
         self,

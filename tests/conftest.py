@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from threadpoolctl import threadpool_limits
 
 if TYPE_CHECKING:
     import tilert
@@ -47,15 +48,16 @@ def oracle_problem() -> str | None:
 
 PROBLEMS = {"gpu": gpu_problem, "oracle": oracle_problem}
 LONGEST = (
+    "tests/server/test_load.py",
+    "tests/models/test_compile_targets.py",
     "tests/tilert/test_codegen.py",
     "tests/oracle/test_live.py",
-    "tests/models/test_compile_targets.py",
     "tests/tilert/test_codegen_attention.py",
-    "tests/tilert/test_codegen_pipelined.py",
-    "tests/models/test_kernels_pipelined.py",
     "tests/models/test_emulated.py",
+    "tests/models/test_kernels_pipelined.py",
+    "tests/tilert/test_codegen_rows.py",
 )
-"""Files that take a minute and more come first: last, one process would wait for them alone."""
+"""Files that take half a minute and more come first: one process would wait for them alone."""
 
 
 def _rank(item: pytest.Item) -> int:
@@ -72,6 +74,8 @@ def pytest_collection_finish() -> None:
     """What is there now stays: collections, and tests that ask for one, need not walk it."""
     gc.freeze()
     gc.enable()
+    # As wherever kernels have run on the cpu: threads of BLAS that wait for work keep a core busy.
+    threadpool_limits(limits=1, user_api="blas")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,9 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tilert import entries, ir
-from tilert.checks import Check
 from tilert.device import Call, Device, Launcher
-from tilert.target_device import TargetDevice
+from tilert.target_device import StandIn
 
 if TYPE_CHECKING:
     from tilert.array import Array
@@ -19,7 +18,7 @@ __all__ = ["Rehearsal"]
 _MOST_THREADS = 16
 
 
-class Rehearsal(TargetDevice):
+class Rehearsal(StandIn):
     """Stands in for a GPU whose kernels are to be ready before they are needed.
 
     What is launched here is compiled for the GPU, or loaded from what is on disk, on several
@@ -31,12 +30,7 @@ class Rehearsal(TargetDevice):
     """
 
     def __init__(self, device: Device) -> None:
-        check: Check = False
-        super().__init__(device.arch or "", check)
-        # What tiles and schedules follow from.
-        self.checks, self.shared_bytes = device.checks, device.shared_bytes
-        self.concurrent = device.concurrent
-        self._device = device
+        super().__init__(device)
         self._pool = ThreadPoolExecutor(
             min(_MOST_THREADS, len(os.sched_getaffinity(0))), thread_name_prefix="tilert-compile"
         )
@@ -45,15 +39,11 @@ class Rehearsal(TargetDevice):
     def launcher(self, key: object, specialize: Callable[[], ir.Function]) -> Launcher:
         """See `Device`; one that does nothing, while the GPU's is made on another thread."""
         with self._compiling:
-            if key not in self._made and key not in self._device.launchers:
+            if key not in self._made and key not in self.device.launchers:
                 with contextlib.suppress(RuntimeError):  # cancelled
-                    self._made[key] = self._pool.submit(self._device.launcher, key, specialize)
+                    self._made[key] = self._pool.submit(self.device.launcher, key, specialize)
         self.launchers[key] = _SILENT
         return _SILENT
-
-    def info(self) -> dict[str, Any]:
-        """See `Device`; that of the GPU, by which its tuned tiles are found."""
-        return self._device.info()
 
     def cancel(self) -> None:
         """Make no kernels any more but those that are being made."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tilert.array import Array
     from tilert.order import Record
 
-__all__ = ["CompiledKernel", "TargetDevice"]
+__all__ = ["CompiledKernel", "StandIn", "TargetDevice"]
 
 _ALIGNMENT = 512
 # KiB of shared memory that a block may have.
@@ -111,6 +111,7 @@ class TargetDevice(Device):
         self.kernels: list[CompiledKernel] = []
         self.launches: list[str] = []
         self._next = 1 << 40
+        self._built: dict[str, tuple[bytes, nvrtc.Resources]] = {}
 
     def allocate(self, nbytes: int) -> _Block:
         """See `Device`; addresses are distinct and lead nowhere."""
@@ -123,7 +124,10 @@ class TargetDevice(Device):
         from tilert.unsafe_kernel import cuda_source
 
         source = cuda_source(function, self.arch, self.checks)
-        cubin, used = nvrtc.build(source.text, source.entry, self.arch)
+        # Of many specialisations: their text does not say all that tells them apart.
+        if source.text not in self._built:
+            self._built[source.text] = nvrtc.build(source.text, source.entry, self.arch)
+        cubin, used = self._built[source.text]
         self.kernels.append(
             CompiledKernel(
                 function.name, source.text, source.entry, source.threads, source.shared_bytes,
@@ -174,3 +178,23 @@ class TargetDevice(Device):
         """See `Device`; the work counts once, and replays do not."""
         CallList(pieces).enqueue(None)
         return CallList([])
+
+
+class StandIn(TargetDevice):
+    """Runs nothing, with the tiles and schedules of a device.
+
+    Attributes:
+        device: what it stands in for.
+    """
+
+    def __init__(self, device: Device) -> None:
+        check: Check = False
+        super().__init__(device.arch or "", check)
+        # What tiles and schedules follow from.
+        self.checks, self.shared_bytes = device.checks, device.shared_bytes
+        self.concurrent = device.concurrent
+        self.device = device
+
+    def info(self) -> dict[str, Any]:
+        """See `Device`; that of the device, by which its tuned tiles are found."""
+        return self.device.info()

@@ -1,43 +1,15 @@
-"""Every malformed file is refused at load, in one line that names it once."""
+"""Every malformed JSON file of a folder is refused at load, in one line that names it once."""
 
 import json
-import math
-import os
 import re
-import struct
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tokenizers
 
-from models import ConfigError, LoadError, open_checkpoint, resolve
-from models.errors import ModelError
-from models.files import is_file
+from models import ConfigError, open_checkpoint
 from tests.models.builders import backend, llama_config, qwen3_config
-
-MakeFolder = Callable[..., Path]
-MakeGGUF = Callable[..., Path]
-NAN, INF = math.nan, math.inf
-
-
-def refusal(action: Callable[[], object], named: str, kind: type[ModelError] = LoadError) -> str:
-    """The message of the error: a single line that names the file once."""
-    with pytest.raises(kind) as caught:
-        action()
-    message = str(caught.value)
-    assert "\n" not in message and len(message) < 500
-    assert message.count(named) == 1, message
-    return message
-
-
-def rewrite(file: Path, **changes: Any) -> None:
-    values = json.loads(file.read_text()) | changes
-    kept = {key: value for key, value in values.items() if value is not ...}
-    file.write_text(json.dumps(kept))
-
+from tests.models.refusal import INF, NAN, MakeFolder, MakeGGUF, load, refusal, rewrite
 
 # generation_config.json
 
@@ -204,12 +176,6 @@ def test_more_layers_than_tensors(make_folder: MakeFolder, make_gguf: MakeGGUF) 
 JSON_FILES = ["config.json", "generation_config.json", "tokenizer_config.json"]
 
 
-def load(folder: Path) -> None:
-    checkpoint = open_checkpoint(folder)
-    checkpoint.tokenizer()
-    checkpoint.chat_template()
-
-
 @pytest.mark.parametrize("name", [*JSON_FILES, "tokenizer.json"])
 @pytest.mark.parametrize(
     "content", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"", b"5", b"\xef\xbb\xbf{}", b"{]"]
@@ -310,14 +276,6 @@ def test_ids_beyond_the_embedding(make_folder: MakeFolder, number: int) -> None:
     assert f"reach {number}, but {folder}/config.json has a vocabulary of 288" in message
 
 
-def test_gguf_ids_beyond_the_embedding(make_gguf: MakeGGUF) -> None:
-    tokens = [f"t{number}" for number in range(300)]
-    metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [1] * 300}
-    path = make_gguf(llama_config(), metadata={**metadata, "tokenizer.ggml.merges": ["a b"]})
-    with pytest.raises(LoadError, match=r"tiny\.gguf"):
-        open_checkpoint(path).tokenizer()
-
-
 def test_other_exceptions_pass_through(monkeypatch: pytest.MonkeyPatch) -> None:
     from models import Tokenizer
 
@@ -329,179 +287,6 @@ def test_other_exceptions_pass_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "_backend", Interrupting())
     with pytest.raises(KeyboardInterrupt):
         tokenizer.encode("a")
-
-
-# GGUF
-
-GGUF_FIELDS: list[tuple[str, list[Any]]] = [
-    ("llama.attention.head_count", [0, -1, "x"]),
-    ("llama.attention.head_count_kv", [0]),
-    ("llama.attention.key_length", [0]),
-    ("llama.embedding_length", [0, NAN, True]),
-    ("llama.feed_forward_length", [0, INF]),
-    ("llama.context_length", [0, 2**32 - 1]),
-    ("llama.block_count", [0, 2**32 - 1, NAN]),
-    ("llama.attention.layer_norm_rms_epsilon", [NAN, -1.0, 0.0, INF, "x", True]),
-    ("llama.rope.freq_base", [0.0, NAN, -5.0, INF, "x"]),
-    ("llama.rope.scaling.factor", [NAN, -2.0, INF, "x"]),
-    ("llama.rope.scaling.type", [5]),
-    ("llama.expert_count", ["x", NAN]),
-    ("general.alignment", [0, NAN, "x"]),
-    ("tokenizer.ggml.tokens", [5, "x", [1, 2]]),
-    ("tokenizer.ggml.bos_token_id", ["x", -1, NAN]),
-    ("tokenizer.ggml.eos_token_id", ["x", -1]),
-]
-
-
-def add_signed(monkeypatch: pytest.MonkeyPatch) -> None:
-    import gguf
-
-    unsigned = gguf.GGUFWriter.add_uint32
-
-    def add(writer: gguf.GGUFWriter, key: str, value: int) -> None:
-        if value < 0:
-            writer.add_int32(key, value)
-        else:
-            unsigned(writer, key, value)
-
-    monkeypatch.setattr(gguf.GGUFWriter, "add_uint32", add)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [(key, bad) for key, some in GGUF_FIELDS for bad in some]
-)
-def test_gguf_metadata(
-    make_gguf: MakeGGUF, monkeypatch: pytest.MonkeyPatch, key: str, value: Any
-) -> None:
-    add_signed(monkeypatch)
-    path = make_gguf(llama_config(), metadata={key: value})
-    message = refusal(lambda: open_checkpoint(path), "tiny.gguf", ConfigError)
-    assert f"tiny.gguf: {key} must be " in message and ", not " in message
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"llama.rope.scaling.factor": 0.5}, "factor must be at least 1"),
-        (
-            {
-                "llama.rope.scaling.factor": 1e6,
-                "llama.rope.scaling.type": "yarn",
-                "llama.rope.scaling.original_context_length": 2**20,
-            },
-            "beyond 2147483647",
-        ),
-    ],
-)
-def test_gguf_rope(make_gguf: MakeGGUF, changes: dict[str, Any], message: str) -> None:
-    path = make_gguf(llama_config(), metadata=changes)
-    assert message in refusal(lambda: open_checkpoint(path), "tiny.gguf", ConfigError)
-
-
-@pytest.mark.parametrize("bad", [0.0, -1.0, NAN, INF])
-def test_gguf_rope_divisors(make_gguf: MakeGGUF, bad: float) -> None:
-    divisors = np.array([1, 1, 2, 4, 8, 8, 8, bad], np.float32)
-    path = make_gguf(llama_config(), extra={"rope_freqs.weight": divisors})
-    assert "divisors" in refusal(lambda: open_checkpoint(path), "tiny.gguf")
-    path = make_gguf(llama_config(), extra={"rope_freqs.weight": np.ones(8, np.int32)})
-    assert "has type I32" in refusal(lambda: open_checkpoint(path), "tiny.gguf")
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"tokenizer.chat_template": 5},
-        {"tokenizer.chat_templates": ["absent"]},
-        {"tokenizer.chat_templates": 5},
-        {"tokenizer.ggml.token_type": 5},
-        {"tokenizer.ggml.merges": 5},
-        {"tokenizer.ggml.pre": 5},
-        {"tokenizer.ggml.model": 5},
-        {"tokenizer.ggml.add_bos_token": "x"},
-    ],
-)
-def test_gguf_tokenizers_and_templates(make_gguf: MakeGGUF, changes: dict[str, Any]) -> None:
-    path = make_gguf(llama_config(), metadata=changes)
-
-    def load() -> None:
-        checkpoint = open_checkpoint(path)
-        checkpoint.tokenizer()
-        checkpoint.chat_template()
-
-    refusal(load, "tiny.gguf")
-
-
-def test_gguf_nested_too_deeply(tmp_path: Path) -> None:
-    path = tmp_path / "deep.gguf"
-    nested = struct.pack("<IQ", 9, 1) * 100_000
-    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k"
-    path.write_bytes(head + struct.pack("<I", 9) + nested)
-    assert "nested too deeply" in refusal(lambda: open_checkpoint(path), "deep.gguf")
-
-
-# Paths
-
-
-@pytest.mark.parametrize(
-    "name", ["a" * 300, "/" + "a/" * 3000, "./" + "b" * 256, "~nosuchuser/x", "o/" + "n" * 300,
-             "a\x00b", "new\nline"],
-)  # fmt: skip
-def test_names_that_cannot_be(name: str) -> None:
-    with pytest.raises(LoadError) as caught:
-        resolve(name, progress=lambda message: None)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
-
-
-@pytest.mark.parametrize("name", ["../x", "..", "", "a/b", 5, None, ["x"], "n" * 300, "a\x00b"])
-def test_shard_names(make_folder: MakeFolder, name: Any) -> None:
-    folder = make_folder(qwen3_config(), shards=2)
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
-    refusal(lambda: open_checkpoint(folder), str(folder))
-
-
-SPECIAL = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-           "model.safetensors", "model.safetensors.index.json"]  # fmt: skip
-
-
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("name", SPECIAL)
-@pytest.mark.parametrize("kind", ["FIFO", "device", "folder"])
-def test_only_regular_files_are_read(make_folder: MakeFolder, name: str, kind: str) -> None:
-    folder = make_folder(qwen3_config(), shards=2 if "index" in name else 1)
-    file = folder / name
-    file.unlink()
-    if kind == "FIFO":
-        os.mkfifo(file)
-    elif kind == "device":
-        file.symlink_to("/dev/zero")
-    else:
-        file.mkdir()
-    message = refusal(lambda: load(folder), f"/{name}")
-    assert message.endswith(f"{name}: this is a {kind}, not a regular file")
-
-
-@pytest.mark.timeout(20)
-def test_other_places_for_special_files(make_folder: MakeFolder, tmp_path: Path) -> None:
-    folder = make_folder(qwen3_config(), shards=2)
-    shard = folder / "model-00001-of-00002.safetensors"
-    shard.unlink()
-    os.mkfifo(shard)
-    assert "is a FIFO" in refusal(lambda: open_checkpoint(folder), shard.name)
-    for number, make in enumerate((os.mkfifo, os.mkdir)):
-        path = tmp_path / f"x{number}.gguf"
-        make(path)
-        refusal(lambda path=path: open_checkpoint(str(path)), path.name)  # type: ignore[misc]
-
-
-def test_unreadable_file_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stat(path: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    file = tmp_path / "config.json"
-    monkeypatch.setattr(Path, "stat", stat)
-    message = refusal(lambda: is_file(file), "config.json")
-    assert message == f"{file}: Permission denied"
 
 
 def test_the_package_encodes_batches_alike() -> None:

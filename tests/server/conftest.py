@@ -6,7 +6,7 @@ import openai
 import pytest
 
 import grout
-from tests.server.fakes import FakeEngine, Live
+from tests.server.fakes import FakeEngine, Live, wait_for
 from tests.server.scripted import write_model
 from tests.server.scripts import SCRIPTS
 
@@ -31,6 +31,8 @@ def shared_server() -> Iterator[Live[FakeEngine]]:
 @pytest.fixture
 def server(shared_server: Live[FakeEngine]) -> Live[FakeEngine]:
     """The server, its engine as new."""
+    # Requests of an earlier test would count themselves out of what this one sees.
+    wait_for(lambda: shared_server.engine.running == 0)
     vars(shared_server.engine).update(vars(FakeEngine()))
     return shared_server
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -13,6 +12,7 @@ from grout.errors import EngineClosed, PromptTooLong
 from grout.request import Delta, SamplingParams, TokenLogprob
 from server.http_server import HttpServer
 from server.protocol import ClosableEngine
+from server.serve import bind
 from server.settings import Settings
 
 EngineT = TypeVar("EngineT", bound=ClosableEngine)
@@ -211,8 +211,7 @@ class Live(Generic[EngineT]):
 
     def __init__(self, engine: EngineT, settings: Settings | None = None) -> None:
         self.engine = engine
-        self._socket = socket.socket()
-        self._socket.bind(("127.0.0.1", 0))
+        self._socket = bind("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._server = HttpServer(engine, settings or Settings(), drain_seconds=DRAIN_SECONDS)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))

@@ -1,8 +1,6 @@
 """The chat page in headless Chromium, on real servers."""
 
-import asyncio
 import re
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +10,7 @@ from grout.errors import QueueFull
 from server.settings import Settings
 from tests.server.browser import CHROMIUM, Browser, Tab
 from tests.server.fakes import FakeEngine, Live, live, wait_for
+from tests.server.gate import Gate
 
 pytestmark = [
     pytest.mark.alone,
@@ -53,26 +52,6 @@ def last(tab: Tab, selector: str) -> str:
     return str(
         tab.run(f"[...document.querySelectorAll('.assistant {selector}')].at(-1).textContent")
     )
-
-
-class Gate:
-    """Holds an engine's pieces back until they are asked for."""
-
-    def __init__(self, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._allowed = threading.Semaphore(0)
-        deltas = engine._deltas
-
-        async def held(params: Any) -> Any:
-            async for delta in deltas(params):
-                while not self._allowed.acquire(blocking=False):
-                    await asyncio.sleep(0.01)
-                yield delta
-
-        monkeypatch.setattr(engine, "_deltas", held)
-
-    def open(self, pieces: int) -> None:
-        for _ in range(pieces):
-            self._allowed.release()
 
 
 def test_it_needs_nothing_from_elsewhere(page: Tab, server: Live[FakeEngine]) -> None:

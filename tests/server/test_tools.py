@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from server.pieces import CallPiece, Piece
 from server.tool_parser import ToolParser, parse_call
 from tests.server.fakes import MODEL, FakeEngine
+from tests.server.gate import Gate
 
 ASK: list[Any] = [{"role": "user", "content": "Weather in 東京?"}]
 TOOLS: list[Any] = [
@@ -156,13 +157,28 @@ def test_forced_calls_have_a_grammar(
     assert ("get_weather" in grammar.source) == (choice == "required")
 
 
-def test_arguments_of_forced_calls_stream(client: openai.OpenAI, engine: FakeEngine) -> None:
+def test_arguments_of_forced_calls_stream(
+    client: openai.OpenAI, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What there is of them comes before the rest has been generated."""
     engine.reply = cut(f"{CALL}\n{OTHER}")
-    with client.chat.completions.create(
-        model=MODEL, messages=ASK, tools=TOOLS, tool_choice="required", stream=True
-    ) as stream:
-        deltas = [c.choices[0].delta for c in stream if c.choices[0].delta.tool_calls]
-    assert len(deltas) > 20
+    start, seen = '{"city": "東京",', ["", ""]
+    with monkeypatch.context() as patch:
+        gate = Gate(engine, patch)
+        gate.open(CALL.index(start) // 3 + len(start) // 3 + 1)
+        with client.chat.completions.create(
+            model=MODEL, messages=ASK, tools=TOOLS, tool_choice="required", stream=True
+        ) as stream:
+            calls = (c for chunk in stream for c in chunk.choices[0].delta.tool_calls or ())
+            for call in calls:
+                seen[call.index] += call.function.arguments
+                if seen[0].startswith(start):
+                    break
+            assert engine.running == 1
+            gate.open(len(engine.reply))
+            for call in calls:
+                seen[call.index] += call.function.arguments
+    assert seen == [ARGUMENTS, "{}"]
     assert ask(client, tool_choice="required").message.tool_calls[0].function.arguments == ARGUMENTS
 
 

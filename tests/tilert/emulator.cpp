@@ -12,11 +12,6 @@ alignas(1024) char smem[1 << 21];
 
 // -- numbers -----------------------------------------------------------------------------------
 
-float f32_of(f16 v) {
-  const int e = v.x >> 10 & 31, m = v.x & 1023;
-  float r = e == 31 ? (m ? NAN : INFINITY) : e ? std::ldexp(1024.0f + m, e - 25) : std::ldexp((float)m, -24);
-  return v.x >> 15 ? -r : r;
-}
 bf16 to<bf16>::from(float v) {
   const u32 u = __float_as_uint(v);
   if (v != v) return bf16{0x7fff};
@@ -39,7 +34,8 @@ namespace emulator {
 const size_t STACK = 1 << 18;
 jmp_buf scheduler, fibers[MOST];
 bool started[MOST];
-char* stacks;
+std::unique_ptr<char[]> stacks;
+int most;  // threads that there are stacks for
 State state[MOST];
 u32 place[MOST], parity[MOST];
 Meeting meetings[16 * BLOCKS + MOST / 32];
@@ -114,9 +110,7 @@ const char* run(int count, void (*f)(), int blocks) {
   seed = 12345 + blockIdx.x;
   std::memset(meetings, 0, sizeof meetings);
   engine->begin_block();
-  // Of this call alone: every kernel is a library with variables of its own.
-  std::unique_ptr<char[]> room(new char[STACK * count]);
-  stacks = room.get();
+  if (count > most) stacks.reset(new char[STACK * (most = count)]);
   for (int t = 0; t < count; ++t) {
     state[t] = READY;
     waited[t] = started[t] = false;

@@ -88,7 +88,11 @@ DEV float rsqrtf(float v) { return 1.0f / std::sqrt(v); }
 
 DEV float f32_of(float v) { return v; }
 DEV float f32_of(bf16 v) { return __uint_as_float((u32)v.x << 16); }
-float f32_of(f16 v);
+DEV float f32_of(f16 v) {
+  const u32 m = v.x & 0x7fff;
+  // The bits of a float whose exponent is less by 112; the product is exact.
+  const float r = m < 0x7c00 ? __uint_as_float(m << 13) * 0x1p112f : m > 0x7c00 ? NAN : INFINITY;
+  return v.x >> 15 ? -r : r; }
 template <class T> struct to;
 template <> struct to<float> { DEV float from(float v) { return v; } };
 template <> struct to<bf16> { static bf16 from(float v); };
