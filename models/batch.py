@@ -13,7 +13,7 @@ from models.kv_cache import KVCache
 from models.prompt import Prompt
 from models.scratch import Scratch
 from models.slot import FROM_SLOT, KEPT, MAX_BIASES, PADDING, WORDS, Features, Slot
-from models.tiling import CHUNK, chunks_of
+from models.tile_sizes import CHUNK, chunks_of
 from tilert import Array, Device, DType, UniqueIndex, f32, i32, u32
 
 __all__ = ["TOP_LOGPROBS", "Batch", "Features", "Slot"]

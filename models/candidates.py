@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from models.tiling import HopperTiling, ProductTiles, TileCost, Tiling, time_of
+from models.hopper_tiling import HopperTiling, TileCost, time_of
+from models.tile_sizes import ProductTiles, Tiling
 
 __all__ = ["KINDS", "Problem", "declared"]
 

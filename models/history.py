@@ -6,7 +6,7 @@ import numpy as np
 
 import tilert
 from models.kernels.logit_edits import PROMPT_BIT
-from models.tiling import CHUNK, chunks_of
+from models.tile_sizes import CHUNK, chunks_of
 from tilert import Array, Device, i32
 
 __all__ = ["History"]

@@ -5,7 +5,7 @@ from models import kernels
 from models.batch import Batch
 from models.history import History
 from models.slot import Features
-from models.tiling import CHUNK, SampleTiles
+from models.tile_sizes import CHUNK, SampleTiles
 from tilert import Array
 
 __all__ = ["sample", "score"]

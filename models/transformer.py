@@ -18,7 +18,7 @@ from models.rope import rope_tables
 from models.sampler import sample, score
 from models.scratch import Scratch
 from models.slot import PLAIN, Features, Slot
-from models.tiling import ProductTiles
+from models.tile_sizes import ProductTiles
 from models.weights import Checkpoint
 from models.winners import tuned_tiling
 from tilert import Array, Device, DType, IndexMap

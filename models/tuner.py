@@ -16,7 +16,8 @@ import tilert
 from models import kernels
 from models.candidates import Problem, declared
 from models.config import ModelConfig
-from models.tiling import ProductTiles, Tiling, tiling, tiling_of
+from models.tile_sizes import ProductTiles, Tiling
+from models.tiling import tiling, tiling_of
 from models.winners import Winner
 from tilert import Array, Device, DType, f32
 

@@ -20,7 +20,8 @@ from typing import Any, cast
 import tilert
 from models.candidates import KINDS, Problem, declared
 from models.files import reason
-from models.tiling import ProductTiles, Tiling, tiling_of
+from models.tile_sizes import ProductTiles, Tiling
+from models.tiling import tiling_of
 from tilert import Device, DType, entries, nvrtc_version
 
 __all__ = ["TunedTiling", "Winner", "identity", "keep", "path_of", "read", "tuned_tiling"]

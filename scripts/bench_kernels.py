@@ -25,8 +25,9 @@ import numpy as np
 import tilert
 from scripts.commit import commit
 from scripts.kernel_cases import GROUPS, PEERS, Case, Variant, case_of, cases, step, variant_of
+from scripts.kernel_memory import Memory
 from scripts.kernel_report import Result, plot, rows, summary, table
-from scripts.kernel_work import Memory, Work, switch, work_of
+from scripts.kernel_work import Work, switch, work_of
 from scripts.read_bandwidth import read_bandwidth
 from tilert import DeviceError
 

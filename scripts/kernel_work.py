@@ -3,7 +3,6 @@
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,18 +10,18 @@ from numpy.typing import NDArray
 
 import tilert
 from models import kernels
-from models.tiling import ProductTiles, Tiling, tiling
+from models.tile_sizes import ProductTiles, Tiling
+from models.tiling import tiling
 from models.winners import tuned_tiling
 from scripts.kernel_cases import COMPILED, NONE, PEER, RESIDUAL, Case, Variant
-from tilert import Array, Device, Mut, Ref, UniqueIndex, bf16, f16, f32
+from scripts.kernel_memory import DTYPES, Floats, Memory, Tensor
+from tilert import Array, Device, Mut, Ref, UniqueIndex, f32
 from tilert.language import exp
 
-__all__ = ["Memory", "Work", "switch", "work_of"]
+__all__ = ["Work", "switch", "work_of"]
 
-Floats = NDArray[np.float64]
 Call = Callable[[], object]
 EPS = 1e-6
-DTYPES = {"bf16": bf16, "f16": f16, "f32": f32}
 SAMPLED_ROWS, SAMPLED_COLUMNS = 24, 512
 
 
@@ -40,80 +39,6 @@ def add(y: Mut, a: Ref, b: Ref):  # type: ignore[no-untyped-def, type-arg]
 def swiglu(y: Mut, a: Ref, b: Ref):  # type: ignore[no-untyped-def, type-arg]
     gate = a.tile_like(y).to(f32)
     y.store(gate / (exp(-gate) + 1.0) * b.tile_like(y).to(f32))
-
-
-@dataclass
-class Tensor:
-    """An array, and the same memory as the peer's tensor where there is a peer."""
-
-    ours: Array
-    theirs: Any
-
-
-class Memory:
-    """Makes tensors on a device.
-
-    Args:
-        torch: the module, None where it is not installed.
-    """
-
-    def __init__(self, device: Device, torch: Any) -> None:
-        self.device, self.torch = device, torch
-        self._rng = np.random.default_rng(0)
-
-    def random(self, shape: tuple[int, ...], dtype: str) -> Tensor:
-        """Normal values, only read."""
-        if self.torch is None:
-            values = self._rng.standard_normal(shape, np.float32)
-            host = values.astype(DTYPES[dtype].numpy)
-            return Tensor(tilert.from_numpy(host, self.device), None)
-        made = self.torch.randn(shape, dtype=self._dtype(dtype), device=self._place())
-        return Tensor(tilert.from_dlpack(made, self.device, readonly=True), made)
-
-    def empty(self, shape: tuple[int, ...], dtype: str) -> Tensor:
-        """An output of NaN."""
-        if self.torch is None:
-            return Tensor(tilert.full(shape, math.nan, DTYPES[dtype], self.device), None)
-        made = self.torch.full(shape, math.nan, dtype=self._dtype(dtype), device=self._place())
-        self.synchronize()
-        return Tensor(tilert.from_dlpack(made, self.device), made)
-
-    def poison(self, tensor: Tensor) -> None:
-        """Make an output NaN again."""
-        self.synchronize()
-        if tensor.theirs is None:
-            tensor.ours.copy_from(np.full(tensor.ours.shape, math.nan, tensor.ours.dtype.numpy))
-        else:
-            tensor.theirs.fill_(math.nan)
-        self.synchronize()
-
-    def ints(self, values: Any) -> Array:
-        """An i32 array of ours."""
-        return tilert.from_numpy(np.asarray(values, np.int32), self.device)
-
-    def sample(self, tensor: Tensor, *index: Any) -> Floats:
-        """Some elements in float64, by one index array an axis."""
-        self.synchronize()
-        if tensor.theirs is None:
-            return np.asarray(tensor.ours.numpy()[np.ix_(*index)], np.float64)
-        part = tensor.theirs
-        for axis, i in enumerate(index):
-            rows = self.torch.as_tensor(np.asarray(i), device=part.device)
-            part = part.index_select(axis, rows)
-        return np.asarray(part.double().cpu().numpy(), np.float64)
-
-    def synchronize(self) -> None:
-        """Wait for both sides."""
-        if self.torch is not None and self.device.kind == "cuda":
-            self.torch.cuda.synchronize()
-        self.device.synchronize()
-
-    def _dtype(self, dtype: str) -> Any:
-        names = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
-        return getattr(self.torch, names[dtype])
-
-    def _place(self) -> str:
-        return self.device.name if self.device.kind == "cuda" else "cpu"
 
 
 class Work:

@@ -4,8 +4,8 @@
     python -m scripts.tune_products --fit tiles.jsonl
 
 Each line of the file is one tile of one shape, its output checked against float64 before it was
-timed. `--fit` measures nothing: it prints costs for `models/tiling.py`, and how much longer than
-the best tile of each shape what they choose takes. Exit status 2: there is no GPU.
+timed. `--fit` measures nothing: it prints costs for `models/hopper_tiling.py`, and how much longer
+than the best tile of each shape what they choose takes. Exit status 2: there is no GPU.
 """
 
 import argparse
@@ -21,10 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tilert
-from models.tiling import HopperTiling, TileCost, quickest, time_of
+from models.hopper_tiling import HopperTiling, TileCost, quickest, time_of
 from scripts.bench_kernels import copies_of, measure
 from scripts.kernel_cases import GATED, PROJECTIONS, Case, Variant
-from scripts.kernel_work import Memory, work_of
+from scripts.kernel_memory import Memory
+from scripts.kernel_work import work_of
 
 TOKENS = (4, 16, 32, 64, 128, 192, 256, 384, 512, 1024, 2048, 8192)
 SHARES = (1, 2, 4, 8)

@@ -12,7 +12,8 @@ from models import tuner, winners
 from models.config import ModelConfig
 from models.presets import PRESETS
 from models.source import open_checkpoint
-from models.tiling import ProductTiles, tiling_of
+from models.tile_sizes import ProductTiles
+from models.tiling import tiling_of
 from server.exceptions import CommandError
 
 __all__ = ["tune"]

@@ -15,10 +15,10 @@ from grout.loading import _prepare_after, _warm_up_lengths, _warm_up_sizes
 from grout.rehearsal import rehearsed
 from grout.request import SamplingParams
 from grout.runner import RECORDED, Runner
+from models.cuda_tiling import CudaTiling
 from models.presets import PRESETS
 from models.prompt import PromptChunk
 from models.slot import PADDING
-from models.tiling import CudaTiling
 from models.transformer import PAGE_SIZE, Transformer
 from tests.grout.fakes import make_engine, model_of
 from tilert import ir

@@ -5,7 +5,8 @@ import pytest
 
 import tilert
 from models import kernels
-from models.tiling import DecodeTiles, tiling, tiling_of
+from models.tile_sizes import DecodeTiles
+from models.tiling import tiling, tiling_of
 from tests.models.kernel_support import DTYPES, TOLERANCE, Floats, close, draw, poisoned, put
 from tilert import Array, Device, DType, UniqueIndex, f32
 

@@ -6,7 +6,8 @@ import pytest
 
 import tilert
 from models import kernels
-from models.tiling import HopperTiling, ProductTiles
+from models.hopper_tiling import HopperTiling
+from models.tile_sizes import ProductTiles
 from tests.models.kernel_support import close, draw, poisoned
 from tests.tilert.emulator import EmulatedDevice, compiler
 from tilert import bf16, f16, f32

@@ -5,7 +5,8 @@ import pytest
 
 import tilert
 from models import kernels
-from models.tiling import ProductTiles, tiling_of
+from models.tile_sizes import ProductTiles
+from models.tiling import tiling_of
 from tests.models.kernel_support import DTYPES, Floats, close, draw, poisoned, put
 from tilert import Device, DType
 

@@ -7,9 +7,9 @@ import pytest
 
 import tilert
 from models import kernels
+from models.hopper_tiling import HopperTiling
 from models.presets import PRESETS
 from models.scratch import Scratch
-from models.tiling import HopperTiling
 from tests.models.kernel_support import Floats, close, draw, poisoned, put
 from tests.models.test_kernels_projection import norm, silu
 from tests.tilert.emulator import EmulatedDevice, compiler
@@ -134,13 +134,17 @@ def scratch(arch: str, dtype: DType, size: int, decode: bool, preset: str = "qwe
 
 
 def test_where_activations_are_not_rounded() -> None:
-    """Decodes of one or two sequences, and prefills of few tokens where products have the time."""
-    few = scratch("sm_90a", bf16, 2, decode=True)
-    assert {few.qkv.dtype, few.attended.dtype, few.hidden.dtype} == {f32}
+    """Decodes of one sequence, of two where two blocks do not share steps, and prefills of few
+    tokens where products have the time."""
+    for arch, most in (("sm_90a", 1), ("sm_80", 2)):
+        few = scratch(arch, bf16, most, decode=True)
+        assert {few.qkv.dtype, few.attended.dtype, few.hidden.dtype} == {f32}
+        more = scratch(arch, bf16, most + 1, decode=True)
+        assert {more.qkv.dtype, more.attended.dtype, more.hidden.dtype} == {bf16}
+        assert few.terms == more.terms == 1
+        rounded = scratch(arch, f16, 1, decode=True)
+        assert {rounded.qkv.dtype, rounded.attended.dtype, rounded.hidden.dtype} == {f16}
     assert scratch("sm_90a", bf16, 1, decode=True, preset="qwen3-4b").hidden.dtype is bf16
-    more = scratch("sm_90a", bf16, 3, decode=True)
-    assert {more.qkv.dtype, more.attended.dtype, more.hidden.dtype} == {bf16}
-    assert few.terms == more.terms == 1
     most = HopperTiling.pair_tokens
     short = scratch("sm_90a", bf16, most, decode=False)
     assert short.terms == 2 and short.qkv.dtype is f32

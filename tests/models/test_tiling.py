@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import tilert
-from models import kernels, tiling
+from models import kernels, tile_sizes, tiling
+from models.cuda_tiling import CudaTiling
 from models.presets import PRESETS
+from models.tile_sizes import ProductTiles
 from tests.models.kernel_support import close, draw, poisoned
 from tilert.limits import MAX_TILE
 
@@ -27,18 +29,18 @@ def test_every_product_of_every_model_fits(name: str, tokens: int) -> None:
 
 
 def test_small_products_are_one_tile() -> None:
-    assert tiling.tiling("cpu").product(7, 320, 64) == tiling.ProductTiles(7, 320, 64)
+    assert tiling.tiling("cpu").product(7, 320, 64) == ProductTiles(7, 320, 64)
 
 
 def test_a_head_of_many_tiles_gives_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "MAX_TILE", 1 << 10)
+    monkeypatch.setattr(tile_sizes, "MAX_TILE", 1 << 10)
     device = tilert.device("cpu")
     rng = np.random.default_rng(0)
     x, xs = draw(rng, (30, 64), tilert.f32, device)
     w, ws = draw(rng, (75, 64), tilert.f32, device)
     t = tiling.tiling("cpu").product(30, 75, 64)
     # 75, 38, 19, 10 columns of 64; then 30, 15 rows of 64.
-    assert t == tiling.ProductTiles(15, 10, 64)
+    assert t == ProductTiles(15, 10, 64)
     y = poisoned((30, 75), tilert.f32, device)
     kernels.linear(y.partition(t.rows, t.columns), x, w, bk=t.depth).run()
     close(y, xs @ ws.T)
@@ -46,6 +48,6 @@ def test_a_head_of_many_tiles_gives_the_product(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 8, 9, 16])
 def test_as_many_programs_merge_as_there_are_multiprocessors(batch: int) -> None:
-    tiles = tiling.CudaTiling().decode_attention(batch, 8)
+    tiles = CudaTiling().decode_attention(batch, 8)
     assert tiles.splits > 1
     assert 64 <= batch * 8 * 128 // tiles.columns <= 132

@@ -9,8 +9,10 @@ import pytest
 import tilert
 from models import kernels, tuner
 from models.candidates import Problem, declared
+from models.hopper_tiling import HopperTiling
 from models.presets import PRESETS
-from models.tiling import HopperTiling, ProductTiles, tiling_of
+from models.tile_sizes import ProductTiles
+from models.tiling import tiling_of
 from models.tuner import GraphClock, Task, Tried, recorded, tasks, tune
 from models.winners import Winner
 from tests.models.tuning_support import FakeGpu

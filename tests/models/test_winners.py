@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 import tilert
 from models import winners
 from models.candidates import Problem, declared
-from models.tiling import HopperTiling, ProductTiles, tiling_of
+from models.hopper_tiling import HopperTiling
+from models.tile_sizes import ProductTiles
+from models.tiling import tiling_of
 from models.winners import Winner, keep, path_of, read, tuned_tiling
 from tests.models.tuning_support import FakeGpu
 from tilert import bf16, f16, f32

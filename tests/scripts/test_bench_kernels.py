@@ -24,8 +24,9 @@ from scripts.kernel_cases import (
     step,
     variant_of,
 )
+from scripts.kernel_memory import Memory
 from scripts.kernel_report import ceilings, plot, rows, summary, table
-from scripts.kernel_work import Memory, switch, work_of
+from scripts.kernel_work import switch, work_of
 from tilert.target_device import TargetDevice
 
 GEMM = Case("gemm", "square", (("m", 4), ("n", 8), ("k", 16)))

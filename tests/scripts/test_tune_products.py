@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 import tilert
-from models.tiling import EXPOSED, HopperTiling, TileCost, quickest, time_of
+from models.hopper_tiling import EXPOSED, HopperTiling, TileCost, quickest, time_of
 from scripts import bench_kernels, tune_products
 from scripts.kernel_cases import Case, Variant
-from scripts.kernel_work import Memory
+from scripts.kernel_memory import Memory
 from scripts.tune_products import Row, fit, memory_of, regrets
 
 COSTS = (TileCost(64, 64, 64, 1.25, 0.2), TileCost(128, 128, 64, 2.5, 0.4))

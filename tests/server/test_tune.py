@@ -8,7 +8,7 @@ import pytest
 import tilert
 from models import tuner, winners
 from models.candidates import Problem
-from models.tiling import ProductTiles
+from models.tile_sizes import ProductTiles
 from models.winners import Winner
 from server.cli import main
 from server.exceptions import CommandError

@@ -11,7 +11,8 @@ from models.batch import Features, Slot
 from models.presets import PRESETS
 from models.prompt import PromptChunk
 from models.slot import PADDING
-from models.tiling import CpuTiling, DecodeTiles
+from models.tile_sizes import DecodeTiles
+from models.tiling import CpuTiling
 from models.transformer import Transformer
 from tilert import bf16
 
