@@ -188,7 +188,7 @@ def found(device: TargetDevice) -> list[Found]:
 
 
 _AHEAD = {
-    "thin": ("UTMALDG", "LDG"),
+    "thin": ("UTMALDG", "LDG.128"),
     "pipelined": ("UTMALDG",),
     "skinny": ("LDG.128.STRONG",),
     "streaming": ("LDG",),

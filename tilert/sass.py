@@ -125,7 +125,8 @@ def overtaking(lines: Sequence[str]) -> list[str]:
     """Loads from shared memory of a listing that an arrival at a barrier may overtake.
 
     Whoever waits for the arrival may have the copy engine overwrite what is loaded. Until a fence,
-    or a barrier of the block, the loads are only under way.
+    or until threads wait at a barrier of the block, the loads are only under way. Instructions are
+    taken in the order of the listing, whatever branches there are.
     """
     found: list[str] = []
     under_way: list[str] = []
@@ -134,7 +135,7 @@ def overtaking(lines: Sequence[str]) -> list[str]:
         kind = name.split(".")[0]
         if kind in ("LDS", "LDSM"):
             under_way.append(name)
-        elif kind in ("MEMBAR", "BAR"):
+        elif kind in ("MEMBAR", "BAR") and not name.startswith("BAR.ARV"):
             under_way.clear()
         elif _ARRIVAL.search(line):
             found += under_way

@@ -8,8 +8,10 @@ come, `empty` the warps that have read them. Producers run ahead over the ends o
 the next piece's operands come while sums are still being stored.
 """
 
+import functools
 from collections.abc import Callable
 from math import prod
+from operator import or_
 
 from tilert.codegen.boxes_out import boxes_bytes, move_boxes
 from tilert.codegen.cluster import (
@@ -91,9 +93,14 @@ class Pipelined:
         # A warpgroup is what gives registers away; where there is nothing to give, warps will do.
         self.threads = ring.consumers + (WARP * len(lanes) if ring.few else GROUP)
         self.blocks = 1
-        read = [spec.param for spec in ring.maps]
+        # Maps of what is stored follow those of the operands.
+        bits = functools.reduce(or_, (lane.bits for lane in lanes))
+        read = [spec.param for spec in ring.maps[: bits.bit_length()]]
         kept = [op.attrs["param"].position for op in kept_loads(ring)]
-        fits = ring.few and len(read) + len(kept) <= MOST_EARLY and can_run_ahead(ring)
+        # A piece that an index map places is known only when the map has been read.
+        known = can_run_ahead(ring) and not any(p.indexed for p in function.params)
+        fits = ring.few and known and len(read) + len(kept) <= MOST_EARLY
+        self._operand_bits = bits
         self.early = (*read, *kept) if fits else ()
         self._kept_bits = (1 << len(kept)) - 1 << len(read) if fits else 0
         self._boxes = sum(lane.nbytes for lane in lanes)
@@ -186,8 +193,7 @@ class Pipelined:
     def _consumer(self) -> list[str]:
         keep, bits = self._keep(), self._kept_bits
         late = isinstance(self.consumer, Consumer) and self.consumer.late
-        all_bits = (1 << len(self._ring.maps)) - 1
-        wait = unless(self._function, all_bits) if late else begin(self._function)
+        wait = unless(self._function, self._operand_bits) if late else begin(self._function)
         return [
             "  } else {",
             # The barriers are there.
@@ -274,7 +280,7 @@ def write_pipelined(function: Function, ring: Ring) -> Pipelined | None:
         # How much scratch the text needs, and whether boxes, is known once it is written.
         needed = -(-written.consumer.scratch_bytes // 16) * 16
         if needed <= scratch and written.consumer.boxes == boxes:
-            return written
+            return written if written.shared_bytes <= SHARED_BYTES else None
         scratch, boxes = max(scratch, needed), written.consumer.boxes
 
 

@@ -42,7 +42,7 @@ def lanes(ring: Ring, room: int, boxes: int) -> list[Lane] | None:
     if stages < 2:
         return None
     found.insert(0, (side, stages, at))
-    window = max(LEAST_WINDOW, round(WINDOW / side.stage_bytes)) if ring.grouped else 0
+    window = max(LEAST_WINDOW, round(WINDOW / side.stage_bytes)) if lefts else 0
     window = window if window < stages else 0
     place = at + stages * side.stage_bytes + boxes
     out = []

@@ -31,6 +31,8 @@ THIN_TEMPLATES = r"""
 // for the second and so on, as far as there are so many.
 template <int N, int COUNT> DEV void share_sums(float* mine, const float* sums, float* room) {
   const int threads = 128, warp = threadIdx.x / 32;
+  // Of the piece before, warps may still read what there was.
+  meet(threads);
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) room[i * threads + threadIdx.x] = sums[i];
   meet(threads);
