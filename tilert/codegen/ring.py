@@ -344,7 +344,9 @@ def _add_box(ring: Ring, value: Value, dtypes: tuple[DType, ...] = (bf16, f16)) 
         return False
     extent = param.shape[-1]
     whole = extent is not None and extent % width == 0 and len(access) < MOST_AXES
-    # One copy of all boxes takes the producer as long as one of a single box.
+    # One copy of all boxes takes the producer as long as one of a single box. It begins at a whole
+    # one, as blocks do, and spans need not.
+    whole = whole and access[-1].kind in ("block", "full")
     beside = cols // width if ring.few and whole and cols > width else 0
     spec = TensorMap(param.position, (*box[:-1], width), beside, LINE if ring.few else 2 * LINE)
     if spec not in ring.maps:

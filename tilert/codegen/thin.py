@@ -162,17 +162,21 @@ class ThinConsumer(Emitter):
             turn_over(self, self._stages)
         for v, name in partial.items():
             block = _rows(v) // 2
+            shared = self.names[v]
+            if self._split:
+                shared = self.fresh("shared")
+                self.line(f"float {shared}[{self.registers(v)}] = {{}};")
             for turn, first in enumerate(range(0, _sums(v), block * WARPS)):
                 count = min(block * WARPS, _sums(v) - first)
                 room = self.scratch(4 * count * self.plan.threads)
-                to = f"{self.names[v]} + {turn * block}"
+                to = f"{shared} + {turn * block}"
                 self.line(f"share_sums<{block}, {count}>({to}, {name} + {first}, (float*){room});")
             if self._split:
                 # The other two lanes of a row have what was left of its elements.
-                sums = self.names[v]
+                both = f"{shared}[r] + shuffle_xor({shared}[r], 2)"
                 self.line("#pragma unroll")
-                self.line(f"for (int r = 0; r < {self.registers(v)}; ++r)"
-                          f" {sums}[r] += shuffle_xor({sums}[r], 2);")  # fmt: skip
+                with self.braces(f"for (int r = 0; r < {self.registers(v)}; ++r)"):
+                    self.line(f"{self.names[v]}[r] += {both};")
 
     def _product(self, op: Op) -> None:
         """Add to the sums where they are."""
