@@ -50,6 +50,12 @@ class HopperTiling(CudaTiling):
     few_columns, shared_columns = 240, 32
     """At most so many columns of a warpgroup's tile, and half of one that two blocks share, unless
     it has more rows."""
+    wide_rows, wide_bytes, wide_tiles = 32, 30e6, 56
+    """With more rows than these, and up to so many bytes of weights, two blocks share fewer and
+    wider tiles: each reads all of the left operand, which is a fortieth of the weights."""
+    gated_bytes = 110e6
+    """Up to so many bytes of two products in one kernel, a tile has half as many columns: the work
+    behind the first one's products is hidden behind the second one's weights."""
 
     product_costs: tuple[TileCost, ...] = (
         TileCost(64, 32, 128, 0.01, 0.315),
@@ -156,11 +162,14 @@ class HopperTiling(CudaTiling):
         Args:
             products: weights of one tile.
         """
-        waves = -(-outputs * products // (MULTIPROCESSORS * self.few_columns))
-        programs = MULTIPROCESSORS * waves
+        weights = 2 * products * outputs * inputs
+        halves = 2 if products > 1 and weights <= self.gated_bytes else 1
+        waves = -(-outputs * products * halves // (MULTIPROCESSORS * self.few_columns))
+        tiles = MULTIPROCESSORS * waves
         if self._shares_steps(tokens, outputs, inputs):
-            programs //= 2
-        columns = -(-outputs // (8 * programs)) * 8
+            wide = tokens > self.wide_rows and weights <= self.wide_bytes
+            tiles = self.wide_tiles if wide else tiles // 2
+        columns = -(-outputs // (8 * tiles)) * 8
         depth = 128 if products * columns <= 80 else 64
         return ProductTiles(_warpgroup_rows(tokens), columns, depth)
 

@@ -3,6 +3,7 @@
 # mypy: disable-error-code="no-untyped-def, type-arg, operator"
 
 import math
+import re
 from itertools import product
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.tilert.checks import FLOATS, Frame, data, ints
 from tests.tilert.emulator import EmulatedDevice
 from tests.tilert.products import mistaken, needs_compiler
 from tilert import Const, Dyn, Mut, Ref, bf16, f16, f32, sass
+from tilert.codegen import streaming
 from tilert.codegen.layout import Layout, blocked
 from tilert.codegen.streaming import LIFTED_BYTES
 from tilert.language import debug_assert, mean, rsqrt, static_range, sum
@@ -283,6 +285,81 @@ def test_only_what_is_rounded_to_16_bits_is_computed_with_less_care() -> None:
 def added_to(y: Mut, a: Ref, b: Ref):
     y.store(a.tile_like(y) + y.load())
     y.store(y.load() * b.tile_like(y))
+
+
+@tilert.kernel
+def shifted_norm(y: Mut[Dyn], x: Ref[Dyn]):
+    """Of the row behind a program's own."""
+    v = x[y.index[0].number + 1, :].to(f32)
+    y.store((v * rsqrt(mean(v * v, axis=0) + 1e-6))[None, :])
+
+
+def brought(text: str) -> list[str]:
+    """What a kernel has the second-level cache bring, each with its condition."""
+    kernel = text[text.index('extern "C"') :]
+    return re.findall(r"if \((threadIdx.x == 0 && .*?)\) \{\s+(bring_soon\(.*?\);)", kernel)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_rows_of_later_programs_are_brought(dtype: tilert.DType) -> None:
+    """Of x, which each program has a row of: the gain is the same for all."""
+    device, rows = TargetDevice("sm_90a"), streaming.FAR_BYTES // (256 * dtype.itemsize)
+    x, _ = data(device, (5, 256), dtype)
+    gain, _ = data(device, (256,), dtype)
+    row_norm(tilert.empty((5, 256), dtype, device).partition(1, 256), x, gain).run()
+    ((condition, call),) = brought(device.kernels[0].text)
+    assert f"+ {rows} < a_x_dim0" in condition
+    assert f" + {rows} * 256LL, {256 * dtype.itemsize});" in call
+
+
+def test_what_is_no_row_of_each_program_is_not_brought() -> None:
+    """No sums along a row, several programs a row, rows that do not begin where 16 bytes do, rows
+    that are not the programs' own."""
+    device = TargetDevice("sm_90a")
+    x, _ = data(device, (8, 256), f32)
+    odd, _ = data(device, (8, 90), bf16)
+    gain, gain90 = data(device, (256,), f32)[0], data(device, (90,), bf16)[0]
+    part = data(device, (8, 257), f32)[0][:, 1:]
+
+    def new(columns: int, dtype: tilert.DType = f32) -> tilert.Array:
+        return tilert.empty((7, columns), dtype, device)
+
+    add_rows(new(256).partition(1, 256), x, x).run()
+    row_norm(new(256).partition(1, 128), x, gain).run()
+    row_norm(new(90, bf16).partition(1, 90), odd, gain90).run()
+    row_norm(new(256).partition(1, 256), part, gain).run()
+    row_norm(new(256).partition(7, 256), x, gain).run()
+    shifted_norm(new(256).partition(1, 256), x).run()
+    assert [brought(kernel.text) for kernel in device.kernels] == [[]] * 6
+
+
+@needs_compiler
+@pytest.mark.parametrize(("bound", "outside"), [("a_x_dim0", False), ("a_x_dim0 + 1", True)])
+def test_only_rows_that_are_there_are_brought(
+    bound: str, outside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last programs have none after them; a mistaken bound shows."""
+    monkeypatch.setattr(streaming, "FAR_BYTES", 3 * 256 * 4)
+    mistaken(monkeypatch, "+ 3 < a_x_dim0", f"+ 3 < {bound}")
+    mistaken(monkeypatch, "bring_soon(src", "bring_inside(a_x, 256 * a_x_dim0, src")
+    mistaken(
+        monkeypatch,
+        'extern "C"',
+        "void bring_inside(const float* x, int count, const float* p, u32 n) {"
+        ' if (p < x || p + n / 4 > x + count) emulator::fail("no such row");'
+        ' bring_soon(p, n); }\nextern "C"',
+    )
+    device = EmulatedDevice("sm_90a")
+    x, x64 = data(device, (8, 256), f32)
+    gain, gain64 = data(device, (256,), f32, seed=1)
+    y = Frame(device, (8, 256), f32)
+    op = row_norm(y.piece(1, 256), x, gain)
+    if outside:
+        with pytest.raises(AssertionError, match="no such row"):
+            op.sync()
+        return
+    op.sync()
+    y.check(x64 / np.sqrt((x64 * x64).mean(axis=1, keepdims=True) + 1e-6) * gain64, scale=16.0)
 
 
 @needs_compiler

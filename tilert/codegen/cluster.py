@@ -32,7 +32,7 @@ MOST_CLUSTERS = {2: 66}
 """Clusters of so many blocks that run at once on an H200, as its driver says: a cluster is within
 one of the groups that its 132 multiprocessors come in. Four or eight blocks leave some of them
 without any, and products take 3 to 13 % longer."""
-LEAST_BLOCKS = 112
+LEAST_BLOCKS = 104
 """Fewer do not read at the rate of memory."""
 LEAST_STEPS = 4
 """Of each block."""

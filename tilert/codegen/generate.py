@@ -20,7 +20,7 @@ from tilert.codegen.prelude import PRELUDE
 from tilert.codegen.ring import GROUP_ROWS, Ring, find_ring
 from tilert.codegen.row_attention import RowAttention, write_rows
 from tilert.codegen.schedules import VARIABLE, enabled
-from tilert.codegen.streaming import coarse, is_row_sum, lift_loads, triples
+from tilert.codegen.streaming import coarse, far_rows, is_row_sum, lift_loads, triples
 from tilert.codegen.unfit import Unfit
 from tilert.dtypes import i8
 from tilert.fault import Site
@@ -98,6 +98,7 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
     plan.streams = streams
     plan.coarse = set() if schedule == "staged" else coarse(lowered)
     plan.triples = triples(lowered) if streams else {}
+    plan.far = far_rows(lowered) if streams and not checks else {}
     emitter = Emitter(lowered, plan, checks)
     ahead = find_ahead(emitter) if schedule == "skinny" and not checks else None
     if ahead is not None:

@@ -258,8 +258,20 @@ def load(e: Emitter, op: Op) -> None:
             copy_now(e, operand)
         return
     where, pointer = _unit(e, op)
+    if op in e.plan.far:
+        _bring_far(e, op, pointer)
     call = "load16_stream" if op.attrs.get("stream") else "load16"
     _read(e, op, where, pointer, op.attrs["fill"], call)
+
+
+def _bring_far(e: Emitter, op: Op, pointer: str) -> None:
+    """Have the second-level cache bring the row of a later program, where there is one."""
+    param: Param = op.attrs["param"]
+    rows = e.plan.far[op]
+    row = f"(i64){e.names[op.args[op.attrs['access'][0].arg]]} + {rows}"
+    nbytes = op.result.type.numel * param.dtype.itemsize
+    with e.braces(f"if (threadIdx.x == 0 && {row} < {e.dim(param, 0)})"):
+        e.line(f"bring_soon({pointer} + {rows} * {e.stride(param, 0)}, {nbytes});")
 
 
 def _read(e: Emitter, op: Op, where: Address, pointer: str, fill: float, call: str = "") -> None:
@@ -367,7 +379,7 @@ def load_piece(e: Emitter, op: Op) -> None:
     e.line(f"const {c_type(param.dtype)}* {pointer} = {c_name(param)} + ({where.base});")
     result = op.result
     layout = e.layout(result)
-    if vector(e, where, layout) * param.dtype.itemsize == 4 == e.plan.least_bytes:
+    if e.plan.least_bytes == 4 and 4 <= vector(e, where, layout) * param.dtype.itemsize <= 8:
         # What a kernel may store to: the compiler keeps the order.
         _read(e, op, where, pointer, 0)
         return

@@ -81,6 +81,8 @@ class Plan:
         coarse: operations of f32 that may be some ulps off, see `streaming.coarse`.
         triples: the three factors of what is rounded once, see `streaming.triples`.
         streams: whether it is under the streaming schedule (`streaming.py`).
+        far: loads of rows, and how many rows later comes the one that the second-level cache is
+            told to bring, see `streaming.far_rows`.
     """
 
     threads: int
@@ -98,6 +100,7 @@ class Plan:
     coarse: set[Op] = field(default_factory=set)
     triples: dict[Op, tuple[Value, ...]] = field(default_factory=dict)
     streams: bool = False
+    far: dict[Op, int] = field(default_factory=dict)
 
     def accumulator(self, product: Op) -> Layout:
         """Layout of the sums of a product."""

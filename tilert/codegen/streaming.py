@@ -1,11 +1,12 @@
-"""How kernels without products run: threads, the order of loads, divisions that may be inexact."""
+"""How kernels without products run: threads, the order of loads, rows that are brought ahead,
+divisions that may be inexact."""
 
 from tilert.codegen.lower import uses
 from tilert.dtypes import bf16, f16, f32
-from tilert.ir import Block, Function, Op, Value, walk
+from tilert.ir import Access, Block, Function, Op, Param, Value, walk
 from tilert.ops import ELEMENTWISE
 
-__all__ = ["coarse", "is_row_sum", "lift_loads", "streaming_threads", "triples"]
+__all__ = ["coarse", "far_rows", "is_row_sum", "lift_loads", "streaming_threads", "triples"]
 
 ELEMENTS, SUMMED_VECTORS = 8, 2
 """Elements of the largest tile that a thread has, and at most one vector of 16 bytes of each that
@@ -15,6 +16,12 @@ than with four."""
 MOST_THREADS = 512
 LIFTED_BYTES = 128
 """Of a thread: what is loaded ahead of its use takes registers."""
+
+FAR_BYTES = 132 * (32 << 10)
+"""From a row to the one that the second-level cache is told to bring, about: a little less than an
+H200's blocks have of rows at once. Half and twice as far gain half as much."""
+COPIED = 16
+"""The copy engine's addresses and sizes are whole times so many bytes."""
 
 _SCALARS = ELEMENTWISE | {"const", "program", "dim"}
 _SIMPLE = _SCALARS | {"iota", "load", "store_piece", "reduce", "broadcast", "reshape"}
@@ -49,6 +56,47 @@ def is_row_sum(function: Function) -> bool:
     names = {op.name for op in ops}
     rows = (v.type.numel == v.shape[-1] for op in ops for v in op.results if v.shape)
     return names <= _SIMPLE and "reduce" in names and all(rows)
+
+
+def far_rows(function: Function) -> dict[Op, int]:
+    """Loads of a row by each program of a row sum, and how many rows later comes the one that it
+    has the second-level cache bring.
+
+    A program waits for its row, for its warps and, at the end of an earlier kernel, for that one's
+    last programs: memory works meanwhile. Elements of no row sum are not waited for so long.
+    """
+    axes = [axis for axis, n in enumerate(function.grid) if n != 1]
+    if len(axes) != 1 or not is_row_sum(function):
+        return {}
+
+    found: dict[Op, int] = {}
+    for op in function.body.ops:
+        if not _is_load(op) or len(op.attrs["access"]) != 2:
+            continue
+        param: Param = op.attrs["param"]
+        row, columns = op.attrs["access"]
+        by = op.args[row.arg].op if row.kind in ("block", "point") else None
+        nbytes = op.result.type.numel * param.dtype.itemsize
+        stride = param.strides[0]
+        if (
+            by is not None
+            and by.name == "program"
+            and by.attrs["axis"] == axes[0]
+            and (columns.kind == "full" or _is_whole(op, columns, param.shape[1]))
+            and param.aligned
+            and param.strides[1] == 1
+            and stride is not None
+            and stride * param.dtype.itemsize % COPIED == nbytes % COPIED == 0 < nbytes
+        ):
+            found[op] = max(1, FAR_BYTES // nbytes)
+    return found
+
+
+def _is_whole(op: Op, access: Access, extent: int | None) -> bool:
+    """Whether a block is the only one along its axis."""
+    number = op.args[access.arg].op if access.kind == "block" else None
+    first = number is not None and number.name == "const" and number.attrs["value"] == 0
+    return first and access.size == extent
 
 
 def lift_loads(function: Function, threads: int) -> None:
