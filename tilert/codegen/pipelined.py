@@ -37,7 +37,7 @@ from tilert.codegen.hopper import (
     wgmma_some,
 )
 from tilert.codegen.plan import source_of
-from tilert.codegen.producer import Lane, bring, can_run_ahead, fill_ahead
+from tilert.codegen.producer import Lane, bring, can_run_ahead
 from tilert.codegen.quads import move_quads
 from tilert.codegen.ring import (
     GROUP,
@@ -111,7 +111,7 @@ class Pipelined:
         self._scratch = self._room + received_bytes(ring)
         self.shared_bytes = max(self._scratch + scratch, read_bytes(ring, lanes))
         self.consumer: Consumer | ThinConsumer = (
-            ThinConsumer(function, ring, lanes[0].stages)
+            ThinConsumer(function, ring, lanes)
             if ring.thin
             else Consumer(function, ring, lanes, boxes, bool(self.early))
         )
@@ -174,21 +174,11 @@ class Pipelined:
         ]
 
     def _bring(self, lane: Lane) -> list[str]:
-        e, filling = (Emitter(self._function, self.consumer.plan) for _ in range(2))
-        alone = bool(self.early) and len(self._lanes) == 1
-        bring(e, self._function, self._ring, lane, alone)
+        e = Emitter(self._function, self.consumer.plan)
+        bring(e, self._function, self._ring, lane)
         wait = unless(self._function, lane.bits) if self.early else begin(self._function)
-        if not alone:
-            return [*(line.strip() for line in wait), *self._pieces(lane, e.lines, e.head)]
-        fill_ahead(filling, self._function, self._ring, lane)
-        return [
-            "int ahead = 0;",
-            f"if (early & {lane.bits}u) {{",
-            *self._walk("  ", filling.lines, filling.head, on=f" && ahead < {lane.stages}"),
-            "}",
-            *(line.strip() for line in begin(self._function)),
-            *self._pieces(lane, e.lines, e.head),
-        ]
+        counters = [lane.counters(), *lane.window_counters()]
+        return [*(line.strip() for line in wait), *counters, *self._walk("", e.lines, e.head)]
 
     def _consumer(self) -> list[str]:
         keep, bits = self._keep(), self._kept_bits
@@ -225,16 +215,13 @@ class Pipelined:
         kept, e.lines = e.lines, written
         return kept
 
-    def _pieces(self, lane: Lane, lines: list[str], head: list[str]) -> list[str]:
-        return [lane.counters(), *lane.window_counters(), *self._walk("", lines, head)]
-
-    def _walk(self, pad: str, lines: list[str], head: list[str], on: str = "") -> list[str]:
+    def _walk(self, pad: str, lines: list[str], head: list[str]) -> list[str]:
         cluster = self._ring.cluster
         # A cluster has one piece: it receives sums once.
         first, step = (f" / {cluster}", "pieces") if cluster > 1 else ("", "gridDim.x")
         return [
             *(pad + line.strip() for line in head),
-            f"{pad}for (i64 piece = blockIdx.x{first}; piece < pieces{on}; piece += {step}) {{",
+            f"{pad}for (i64 piece = blockIdx.x{first}; piece < pieces; piece += {step}) {{",
             *(f"{pad}{line}" for line in self._place()),
             *lines,
             f"{pad}}}",
@@ -379,13 +366,10 @@ class Consumer(Emitter):
         self.line("#pragma unroll 1")
         with self.braces(head):
             for lane in self._lanes:
-                name = lane.side.name
-                self.line(f"barrier_wait({name}full + 8 * {name}stage, {name}turn);")
+                self.line(lane.wait())
             self.line("wgmma_begin();")
             for lane in self._lanes:
-                name, start = lane.side.name, f" + {lane.at}" if lane.at else ""
-                bytes_ = lane.side.stage_bytes
-                self.line(f"const u32 {name}at = ring{start} + {name}stage * {bytes_};")
+                self.line(f"const u32 {lane.side.name}at = ring + {lane.stage_at};")
             self.block(body)
             self.line("wgmma_commit();")
             # The products of the step before are complete: its stages may be filled again.

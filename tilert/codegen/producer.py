@@ -2,12 +2,10 @@
 waits until a stage is free, and tells the copy engine to bring the operands there.
 
 A thread may begin before earlier grids are complete, where none of them writes what it brings: the
-word `early` has the bits of such operands (`early.py`). Where one thread brings all operands, it
-fills the ring with those that it may, and brings the others of these stages later. Of few rows of
-one warpgroup each side has a thread and a ring of its own, so that it either waits or does not.
+word `early` has the bits of such operands (`early.py`). Of few rows each side has a thread and a
+ring of its own, so that weights come while the left operand is still being written.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilert.codegen.cluster import part_of_steps
@@ -17,7 +15,7 @@ from tilert.codegen.ring import Ring, Side, scalars, turn_over, wanted
 from tilert.ir import Access, Function, Op
 from tilert.tensor_map import ROW_BYTES
 
-__all__ = ["Lane", "bring", "can_run_ahead", "copy_tile", "fill_ahead"]
+__all__ = ["Lane", "bring", "can_run_ahead", "copy_tile"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,17 @@ class Lane:
             "}",
         ]
 
+    @property
+    def stage_at(self) -> str:
+        """C++ of the bytes from the ring's beginning to the stage that is next."""
+        start = f"{self.at} + " if self.at else ""
+        return f"{start}{self.side.name}stage * {self.side.stage_bytes}"
+
+    def wait(self) -> str:
+        """C++ that waits until that stage has come."""
+        name = self.side.name
+        return f"barrier_wait({name}full + 8 * {name}stage, {name}turn);"
+
     def counters(self) -> str:
         """C++ of the stage that is next."""
         name = self.side.name
@@ -78,55 +87,9 @@ class Lane:
         return ["int under_way = 0, come = 0; u32 come_turn = 0;"] if self.window else []
 
 
-def bring(e: Emitter, function: Function, ring: Ring, lane: Lane, ahead: bool) -> None:
-    """Write what a thread does for a piece.
-
-    Args:
-        ahead: whether stages may have been filled by `fill_ahead`.
-    """
-    side, name = lane.side, lane.side.name
-
-    def step() -> None:
-        if ahead:
-            # Of a stage that was filled ahead, what is left.
-            e.line("const u32 left = ahead > 0 ? ~early : ~0u;")
-            e.line("if (ahead > 0) --ahead;")
-        if lane.window:
-            with e.braces(f"if (under_way == {lane.window})"):
-                e.line(f"barrier_wait({name}full + 8 * come, come_turn);")
-                e.line(f"if (++come == {lane.stages}) {{ come = 0; come_turn ^= 1; }}")
-            e.line("else ++under_way;")
-        with e.braces("else" if ahead else ""):
-            e.line(f"barrier_wait({name}empty + 8 * {name}stage, {name}turn ^ 1);")
-            e.line(f"barrier_expect({name}full + 8 * {name}stage, {side.copied_bytes});")
-        _copy_boxes(e, lane, "left" if ahead else "")
-        turn_over(e, lane.stages, name)
-
-    _steps(e, function, ring, step)
-
-
-def fill_ahead(e: Emitter, function: Function, ring: Ring, lane: Lane) -> None:
-    """Write what it does for the first pieces, before earlier grids are complete."""
-
-    def step() -> None:
-        e.line("const int stage = ahead++;")
-        e.line(f"barrier_expect(full + 8 * stage, {lane.side.copied_bytes});")
-        _copy_boxes(e, lane, "early")
-
-    _steps(e, function, ring, step, f" && ahead < {lane.stages}")
-
-
-def can_run_ahead(ring: Ring) -> bool:
-    """Whether addresses and the number of steps depend on no memory."""
-    found = scalars(ring.function, ring.loop, wanted(ring))
-    return found is not None and all(op.name != "load" for part in found for op in part)
-
-
-def _steps(
-    e: Emitter, function: Function, ring: Ring, step: Callable[[], None], on: str = ""
-) -> None:
-    """The loop as whoever only copies has it."""
-    loop = ring.loop
+def bring(e: Emitter, function: Function, ring: Ring, lane: Lane) -> None:
+    """Write what a thread does for a piece: the loop as whoever only copies has it."""
+    loop, side, name = ring.loop, lane.side, lane.side.name
     body = loop.regions[0]
     found = scalars(function, loop, wanted(ring))
     if found is None:
@@ -141,24 +104,30 @@ def _steps(
     counter = e.names[body.args[0]] = e.fresh("i")
     note_bounds(e, loop)
     e.line("#pragma unroll 1")
-    with e.braces(f"for (int {counter} = {lo}; {counter} < {hi}{on}; {counter} += {by})"):
+    with e.braces(f"for (int {counter} = {lo}; {counter} < {hi}; {counter} += {by})"):
         for op in inside:
             e.op(op)
-        step()
+        if lane.window:
+            with e.braces(f"if (under_way == {lane.window})"):
+                e.line(f"barrier_wait({name}full + 8 * come, come_turn);")
+                e.line(f"if (++come == {lane.stages}) {{ come = 0; come_turn ^= 1; }}")
+            e.line("else ++under_way;")
+        e.line(f"barrier_wait({name}empty + 8 * {name}stage, {name}turn ^ 1);")
+        e.line(f"barrier_expect({name}full + 8 * {name}stage, {side.copied_bytes});")
+        e.line(f"const u32 at = ring + {lane.stage_at};")
+        for box in side.boxes:
+            with e.braces():
+                copy_tile(
+                    e, box.load, box.cols, box.map, box.offset, box.block, f"{name}full",
+                    box in side.once, box.together, f"{name}stage",
+                )  # fmt: skip
+        turn_over(e, lane.stages, name)
 
 
-def _copy_boxes(e: Emitter, lane: Lane, some: str) -> None:
-    """Copy the operands of a step: those whose bits are in the word `some`, or all."""
-    side, name = lane.side, lane.side.name
-    start = f" + {lane.at}" if lane.at else ""
-    e.line(f"const u32 at = ring{start} + {name}stage * {side.stage_bytes};")
-    for box in side.boxes:
-        with e.braces(f"if ({some} & {1 << box.map}u)" if some else ""):
-            once = box in side.once
-            copy_tile(
-                e, box.load, box.cols, box.map, box.offset, box.block, f"{name}full", once,
-                box.together, f"{name}stage",
-            )  # fmt: skip
+def can_run_ahead(ring: Ring) -> bool:
+    """Whether addresses and the number of steps depend on no memory."""
+    found = scalars(ring.function, ring.loop, wanted(ring))
+    return found is not None and all(op.name != "load" for part in found for op in part)
 
 
 def copy_tile(

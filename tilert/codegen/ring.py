@@ -171,10 +171,10 @@ class Ring:
 
     @property
     def sides(self) -> list[Side]:
-        """Operands by who brings them: one thread, or one a side where a warpgroup computes."""
-        rights = frozenset(self.boxes[v] for v in self.rights) if self.few else frozenset()
-        if not self.grouped:
-            return [Side(tuple(self.boxes.values()), once=rights)]
+        """Operands by who brings them: one thread, or, of few rows, one a side."""
+        if not self.few:
+            return [Side(tuple(self.boxes.values()))]
+        rights = frozenset(self.boxes[v] for v in self.rights)
         lefts = tuple(box for box in self.boxes.values() if box not in rights)
         found = Side(tuple(box for box in self.boxes.values() if box in rights), once=rights)
         return [found, Side(lefts, "left_")] if lefts else [found]
@@ -183,11 +183,6 @@ class Ring:
     def consumers(self) -> int:
         """Threads that compute."""
         return GROUP * prod(self.groups)
-
-    @property
-    def stage_bytes(self) -> int:
-        """Shared memory of what one step copies."""
-        return sum(box.room for box in self.boxes.values())
 
     def right(self, product: Op) -> Box:
         """Where the right operand of a product lies."""

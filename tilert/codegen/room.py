@@ -12,9 +12,9 @@ UNDER_WAY = 190 * 1024
 products have: about all that a multiprocessor holds. While a kernel ends, the next one's blocks
 take the places of its own, one by one, and fill their rings. With 80 KB, and room for two blocks,
 products take up to 11 % longer on an H200, and a decode step of 8 sequences 26 %."""
-LEFT_BYTES = 96 * 1024
-"""Of left operands that have a ring of their own, unless two stages are more: they come from the
-second-level cache."""
+LEFT_BYTES, THIN_LEFT_STAGES = 96 * 1024, 4
+"""Of the ring of left operands, unless two stages are more; and its stages where there are so few
+rows that warps compute. They come from the second-level cache."""
 WINDOW, LEAST_WINDOW = 64 * 1024, 4
 """Bytes of right operands that have been asked for and have not come, about, where they have a ring
 of their own, and stages at least: what keeps memory busy. With all of the ring, requests wait for
@@ -34,6 +34,7 @@ def lanes(ring: Ring, room: int, boxes: int) -> list[Lane] | None:
     at = barriers = 0
     for left in lefts:
         stages = min(max(2, LEFT_BYTES // left.stage_bytes), MOST_STAGES)
+        stages = THIN_LEFT_STAGES if ring.thin else stages
         found.append((left, stages, at))
         at += stages * left.stage_bytes
         barriers += 16 * stages

@@ -10,10 +10,13 @@ the loop the warps' sums are added up.
 of the asynchronous proxy and a barrier, in every step.)
 """
 
+from collections.abc import Sequence
+
 from tilert.codegen.control import begin_loop, carry, constant
 from tilert.codegen.emit import Emitter, c_name, c_type
 from tilert.codegen.layout import Factor
 from tilert.codegen.plan import source_of
+from tilert.codegen.producer import Lane
 from tilert.codegen.ring import WARPS, Box, Ring, plan_of, sums_of, turn_over
 from tilert.dtypes import f32
 from tilert.ir import Access, Function, Op, Param, Value
@@ -71,10 +74,10 @@ class ThinConsumer(Emitter):
 
     boxes = False
 
-    def __init__(self, function: Function, ring: Ring, stages: int) -> None:
+    def __init__(self, function: Function, ring: Ring, lanes: Sequence[Lane]) -> None:
         super().__init__(function, plan_of(ring))
         self._ring = ring
-        self._stages = stages
+        self._lanes = lanes
         self.kept = kept_loads(ring)
         self._sums_at: dict[Value, str] = {}
         self._split = any(v.dtype == f32 for v in ring.lefts)
@@ -132,11 +135,12 @@ class ThinConsumer(Emitter):
         """A tile that was copied, to registers, pair by pair."""
         layout, name = self.layout(tile), self.declare(tile)
         box, ctype = self._ring.boxes[tile], c_type(tile.dtype)
+        lane = next(lane for lane in self._lanes if box in lane.side.boxes)
         self.line("#pragma unroll")
         with self.braces(f"for (int r = 0; r < {layout.registers}; r += 2)"):
             row, column = (self.index(layout, axis, "r") for axis in (0, 1))
             self.line(f"const int row = {row}, column = {column};")
-            at = f"smem + stage * {self._ring.stage_bytes} + {_place(box)}"
+            at = f"smem + {lane.stage_at} + {_place(box)}"
             word = "u32" if box.itemsize == 2 else "vec8"
             self.line(f"union {{ {word} v; {ctype} e[2]; }} u;")
             self.line(f"u.v = *(const {word}*)({at});")
@@ -153,13 +157,17 @@ class ThinConsumer(Emitter):
             self._sums_at[body.args[1 + op.results.index(v)]] = name
         self.line("#pragma unroll 1")
         with self.braces(head):
-            self.line("barrier_wait(full + 8 * stage, turn);")
-            self.line(f"const u32 at = ring + stage * {self._ring.stage_bytes};")
+            for lane in self._lanes:
+                self.line(lane.wait())
+            self.line(f"const u32 at = ring + {self._lanes[0].stage_at};")
             self.block(body)
-            # What a warp has taken from the stage is in its registers.
-            self.line("barrier_arrive_warp(empty + 8 * stage);")
+            # What a warp has taken from the stages is in its registers.
+            for lane in self._lanes:
+                name = lane.side.name
+                self.line(f"barrier_arrive_warp({name}empty + 8 * {name}stage);")
             carry(self, op)
-            turn_over(self, self._stages)
+            for lane in self._lanes:
+                turn_over(self, lane.stages, lane.side.name)
         for v, name in partial.items():
             block = _rows(v) // 2
             shared = self.names[v]
