@@ -89,16 +89,16 @@ def test_specialisations_are_forgotten_too(monkeypatch: pytest.MonkeyPatch) -> N
     device.kept_launchers = 2
 
     @tilert.kernel
-    def k(y: Mut, c: Const[float]):
+    def forgotten(y: Mut, c: Const[float]):
         y.store(c)
 
     def alive() -> int:
         gc.collect()
         # isinstance would ask lazy modules for attributes, some of which warn.
         functions = [found for found in gc.get_objects() if type(found) is Function]
-        return sum(function.name == "k" for function in functions)
+        return sum(function.name == "forgotten" for function in functions)
 
     for value in range(20):
         y = tilert.empty(2, f32, device)
-        np.testing.assert_array_equal(k(y.partition(2), value).sync().numpy(), [value] * 2)
+        np.testing.assert_array_equal(forgotten(y.partition(2), value).sync().numpy(), [value] * 2)
     assert 3 <= alive() <= 3 + 4
