@@ -1,9 +1,10 @@
 """Kernels against the peer that is installed: torch, with cuBLAS, cuDNN and its own kernels.
 
 Inputs are random and rotated past the cache, calls are recorded in graphs and timed with events;
-a figure is the median of the replays. A sample of every output is compared with float64. Every step
-runs in a process that may crash or hang without harm to the others, and its result is written at
-once. On a machine without a GPU the exit status is 2. The last line printed is JSON.
+the graphs of a case are replayed in turns, and a figure is the median of its replays. A sample of
+every output is compared with float64. Every case runs in a process that may crash or hang without
+harm to the others, and its results are written at once. On a machine without a GPU the exit status
+is 2. The last line printed is JSON.
 
     python -m scripts.bench_kernels gemm --seconds 170 --out results
 """
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -55,41 +57,52 @@ def calls_of(case: Case, copies: int) -> int:
     return copies * max(1, round(GRAPH_SECONDS / (guess * copies)))
 
 
-def time_ours(
+Replay = Callable[[], float]
+"""Replays a graph once; gives seconds a call."""
+
+
+@contextlib.contextmanager
+def graph_of_ours(
     device: tilert.Device, calls: Sequence[Callable[[], object]], count: int
-) -> list[float]:
-    """Seconds a call of each replay."""
+) -> Iterator[Replay]:
+    """A graph of so many calls in turn."""
     with tilert.capture(device, lambda: [calls[i % len(calls)]() for i in range(count)]) as graph:
-        times = []
-        for _ in range(WARM_UP + REPLAYS):
+
+        def replay() -> float:
             before = device.record_event(timing=True)
             graph.replay()
             after = device.record_event(timing=True)
             after.wait()
-            times.append(after.since(before) / count)
-    return times[WARM_UP:]
+            return after.since(before) / count
+
+        yield replay
 
 
-def time_theirs(torch: Any, calls: Sequence[Callable[[], object]], count: int) -> list[float]:
-    """As `time_ours`, in a graph of the peer."""
+@contextlib.contextmanager
+def graph_of_theirs(
+    torch: Any, calls: Sequence[Callable[[], object]], count: int
+) -> Iterator[Replay]:
+    """As `graph_of_ours`, of the peer."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         for i in range(count):
             calls[i % len(calls)]()
-    times = []
-    for _ in range(WARM_UP + REPLAYS):
+
+    def replay() -> float:
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         before.record()
         graph.replay()
         after.record()
         after.synchronize()
-        times.append(before.elapsed_time(after) / 1e3 / count)
-    return times[WARM_UP:]
+        return float(before.elapsed_time(after)) / 1e3 / count
+
+    yield replay
 
 
-def measure(memory: Memory, work: Work, variant: Variant) -> Result:
-    """Times and error of one variant.
+@contextlib.contextmanager
+def prepared(memory: Memory, work: Work, variant: Variant) -> Iterator[tuple[float, Replay]]:
+    """The error of one variant, and a graph of it.
 
     Raises:
         RuntimeError: for the peer, where none is installed; where the output is not written.
@@ -107,11 +120,38 @@ def measure(memory: Memory, work: Work, variant: Variant) -> Result:
         call()
     memory.synchronize()
     count = calls_of(work.case, work.copies)
-    if variant.name in PEERS:
-        times = time_theirs(memory.torch, calls, count)
-    else:
-        times = time_ours(memory.device, calls, count)
-    return {"times": times, "error": error}
+    with (
+        graph_of_theirs(memory.torch, calls, count)
+        if variant.name in PEERS
+        else graph_of_ours(memory.device, calls, count)
+    ) as replay:
+        yield error, replay
+
+
+def measure(memory: Memory, work: Work, variants: Sequence[Variant]) -> list[Result]:
+    """Times and error of each variant, or why it failed.
+
+    They are replayed in turns, forwards and backwards: how fast a device runs depends on the power
+    that it has just drawn.
+    """
+    results: list[Result] = [{} for _ in variants]
+    with contextlib.ExitStack() as graphs:
+        replays: list[tuple[Result, Replay]] = []
+        for result, variant in zip(results, variants, strict=True):
+            try:
+                error, replay = graphs.enter_context(prepared(memory, work, variant))
+            except Exception as reason:
+                # Whatever it is belongs to this variant alone, unless the device is lost.
+                result["failed"] = f"{type(reason).__name__}: {reason}"
+            else:
+                result |= {"times": [], "error": error}
+                replays.append((result, replay))
+        for turn in range(WARM_UP + REPLAYS):
+            for result, replay in replays[:: -1 if turn % 2 else 1]:
+                seconds = replay()
+                if turn >= WARM_UP:
+                    result["times"].append(seconds)
+    return results
 
 
 def error_of(got: Any, want: Any) -> float:
@@ -126,26 +166,23 @@ def error_of(got: Any, want: Any) -> float:
 
 
 def work_through(device: tilert.Device, lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """Results of the steps that lines of JSON ask for."""
+    """What lines of JSON ask for: results of the variants of a case, or the read bandwidth."""
     memory = Memory(device, _torch())
-    work: Work | None = None
     for line in lines:
         asked = json.loads(line)
         if asked.get("bandwidth"):
             yield {"read_bandwidth": read_bandwidth(device)}
             continue
-        case, variant = case_of(asked["case"]), variant_of(asked["variant"])
+        case, variants = case_of(asked["case"]), [variant_of(v) for v in asked["variants"]]
+        answer: dict[str, Any]
         try:
-            if work is None or work.case != case:
-                work = None
-                if memory.torch is not None and device.kind == "cuda":
-                    memory.torch.cuda.empty_cache()
-                work = work_of(memory, case, copies_of(case))
-            yield measure(memory, work, variant)
+            # A case's arrays are gone before the next one's are made.
+            answer = {"results": measure(memory, work_of(memory, case, copies_of(case)), variants)}
         except Exception as error:
-            # Whatever it is belongs to this step alone, unless the device is lost.
-            work = None
-            yield {"failed": f"{type(error).__name__}: {error}", "restart": _lost(memory)}
+            answer = {"failed": f"{type(error).__name__}: {error}"}
+        yield {**answer, "restart": _lost(memory)}
+        if memory.torch is not None and device.kind == "cuda":
+            memory.torch.cuda.empty_cache()
 
 
 def _lost(memory: Memory) -> bool:
@@ -242,23 +279,30 @@ def run(
     """Every step of the groups, and the read bandwidth in bytes a second.
 
     Args:
-        seconds: after which no step is begun any more; those left are results that say so.
+        seconds: after which no case is begun any more; those left are results that say so.
         note: called with every result as it comes.
     """
     end = clock() + seconds
     answer = worker.ask({"bandwidth": True}, STEP_SECONDS)
     results: list[Result] = []
+
+    def ask(case: Case, variants: Sequence[Variant]) -> list[Result]:
+        left = end - clock()
+        if left <= 0:
+            return [{"failed": "not run: the time was up"} for _ in variants]
+        request = {"case": asdict(case), "variants": [asdict(v) for v in variants]}
+        got = worker.ask(request, min(left, STEP_SECONDS))
+        if "results" in got:
+            return list(got["results"])
+        if len(variants) == 1:
+            return [got]
+        # One of them took the others down.
+        return [result for variant in variants for result in ask(case, [variant])]
+
     for group in groups:
         for case, variants in cases(group):
-            for variant in variants:
-                left = end - clock()
-                asked = step(case, variant)
-                got = (
-                    worker.ask(asked, min(left, STEP_SECONDS))
-                    if left > 0
-                    else {"failed": "not run: the time was up"}
-                )
-                results.append({**asked, **got})
+            for variant, got in zip(variants, ask(case, variants), strict=True):
+                results.append({**step(case, variant), **got})
                 note(results[-1])
     return results, answer.get("read_bandwidth")
 

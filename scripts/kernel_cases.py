@@ -34,7 +34,8 @@ class Case:
     @property
     def label(self) -> str:
         """For people."""
-        return f"{self.name} {'x'.join(str(n) for _, n in self.sizes)}"
+        sizes = "x".join(str(n) for _, n in self.sizes)
+        return f"{self.name} {sizes}" + (f" {self.dtype}" if self.group == "streaming" else "")
 
     @property
     def flops(self) -> int:

@@ -72,7 +72,9 @@ def run(memory: Memory, found: Iterable[tuple[Case, Variant]], seconds: float) -
         if work is None or work.case != case:
             work = None
             work = work_of(memory, case, copies_of(case))
-        got = measure(memory, work, variant)
+        (got,) = measure(memory, work, [variant])
+        if "failed" in got:
+            raise RuntimeError(f"{case.label}, tile {variant.name}: {got['failed']}")
         yield {
             "kind": KINDS[case.group][0],
             "tokens": case["m"],

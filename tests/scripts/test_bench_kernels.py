@@ -1,8 +1,11 @@
 """The arithmetic of the kernel benchmark, its steps on the cpu, and processes that fail it."""
 
+import contextlib
 import json
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,15 @@ import pytest
 
 import tilert
 from scripts import bench_kernels
-from scripts.bench_kernels import Worker, calls_of, copies_of, error_of, run, work_through
+from scripts.bench_kernels import (
+    Worker,
+    calls_of,
+    copies_of,
+    error_of,
+    measure,
+    run,
+    work_through,
+)
 from scripts.kernel_cases import (
     COMPILED,
     GROUPS,
@@ -176,11 +187,43 @@ def test_ours_on_the_cpu(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_kernels, "GRAPH_SECONDS", 0.0)
     monkeypatch.setattr(bench_kernels, "_torch", lambda: None)
     monkeypatch.setenv("TILERT_SCHEDULES", "none")
-    lines = [json.dumps(step(case, Variant(name))) for name in ("plain", PEER)]
-    ours, theirs = work_through(tilert.device("cpu"), iter(lines))
+    variants = [asdict(Variant(name)) for name in ("plain", PEER)]
+    line = json.dumps({"case": asdict(case), "variants": variants})
+    (answer,) = work_through(tilert.device("cpu"), iter([line]))
+    assert not answer["restart"]
+    ours, theirs = answer["results"]
     assert ours["error"] < 2e-2, ours
     assert len(ours["times"]) == bench_kernels.REPLAYS
     assert theirs["failed"] == "RuntimeError: torch is not installed"
+
+
+def test_variants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forwards and backwards; what fails has none."""
+    ran: list[str] = []
+
+    @contextlib.contextmanager
+    def prepared(_: Any, __: Any, variant: Variant) -> Iterator[tuple[float, Callable[[], float]]]:
+        if variant.name == "broken":
+            raise ValueError("no")
+
+        def replay() -> float:
+            ran.append(variant.name)
+            return float(len(ran))
+
+        yield 0.5, replay
+        ran.append(f"end of {variant.name}")
+
+    monkeypatch.setattr(bench_kernels, "prepared", prepared)
+    monkeypatch.setattr(bench_kernels, "WARM_UP", 1)
+    monkeypatch.setattr(bench_kernels, "REPLAYS", 2)
+    nothing: Any = None
+    results = measure(nothing, nothing, [Variant(n) for n in ("a", "broken", "b")])
+    assert ran == ["a", "b", "b", "a", "a", "b", "end of b", "end of a"]
+    assert results == [
+        {"times": [4.0, 5.0], "error": 0.5},
+        {"failed": "ValueError: no"},
+        {"times": [3.0, 6.0], "error": 0.5},
+    ]
 
 
 def test_each_variant_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,24 +247,37 @@ import json, os, sys, time
 print(json.dumps({"ready": {"name": "fake"}}), flush=True)
 for line in sys.stdin:
     asked = json.loads(line)
+    names = [variant["name"] for variant in asked.get("variants", [])]
     if "bandwidth" in asked:
         answer = {"read_bandwidth": 7.0}
-    elif asked["variant"]["name"] == "plain":
+    elif "plain" in names:
         os._exit(3)
-    elif asked["variant"]["name"] == "hung":
+    elif "hung" in names:
         time.sleep(60)
-    elif asked["variant"]["name"] == "wrong":
-        answer = {"failed": "ValueError: no", "restart": True}
+    elif "lost" in names:
+        answer = {"failed": "DeviceError: lost", "restart": True}
     else:
-        answer = {"times": [os.getpid()], "error": 0.0}
+        wrong = {"failed": "ValueError: no"}
+        right = {"times": [os.getpid()], "error": 0.0}
+        answer = {"results": [wrong if name == "wrong" else right for name in names]}
     print(json.dumps(answer), flush=True)
 """
 
 
-def test_a_failed_step_is_that_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = (PEER, "plain", "hung", "wrong", "fine")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("plain", "the process ended with status 3"),
+        ("hung", "no answer within 2 s"),
+        ("lost", "DeviceError: lost"),
+    ],
+)
+def test_what_takes_others_down_fails_alone(
+    name: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = (PEER, name, "wrong", "fine")
     monkeypatch.setattr(bench_kernels, "cases", lambda _: [(GEMM, [Variant(n) for n in names])])
-    monkeypatch.setattr(bench_kernels, "STEP_SECONDS", 5.0)
+    monkeypatch.setattr(bench_kernels, "STEP_SECONDS", 2.0)
     worker = Worker([sys.executable, "-c", FAKE])
     noted: list[Any] = []
     try:
@@ -231,14 +287,20 @@ def test_a_failed_step_is_that_step_alone(monkeypatch: pytest.MonkeyPatch) -> No
     assert bandwidth == 7.0 and worker.info == {"name": "fake"}
     assert noted == results
     outcome = {r["variant"]["name"]: r.get("failed") for r in results}
-    assert outcome == {
-        PEER: None,
-        "plain": "the process ended with status 3",
-        "hung": "no answer within 5 s",
-        "wrong": "ValueError: no",
-        "fine": None,
-    }
-    assert results[0]["times"] != results[4]["times"], "the same process after a failure"
+    assert outcome == {PEER: None, name: reason, "wrong": "ValueError: no", "fine": None}
+    assert results[0]["times"] != results[3]["times"], "the same process after a failure"
+
+
+def test_all_of_a_case_are_measured_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = (PEER, "wrong", "fine")
+    monkeypatch.setattr(bench_kernels, "cases", lambda _: [(GEMM, [Variant(n) for n in names])])
+    worker = Worker([sys.executable, "-c", FAKE])
+    try:
+        results, _ = run(worker, ["gemm"], 600, lambda _: None)
+    finally:
+        worker.close()
+    assert [r.get("failed") for r in results] == [None, "ValueError: no", None]
+    assert results[0]["times"] == results[2]["times"], "one process"
 
 
 def test_no_step_is_begun_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
