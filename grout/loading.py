@@ -47,6 +47,8 @@ DUMMY_TEMPLATE = (
 )
 LOADED_SECONDS = 0.5
 """Kernels that are not ready after so long are being compiled, in which the interpreter is idle."""
+PROGRESS_SECONDS = 10.0
+"""Between two lines about one load: who waits sees that it goes on, and a log stays readable."""
 SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p")
 
 
@@ -237,22 +239,30 @@ def _load(
     if model.checkpoint is None:
         report("making weights up")
         return Transformer.random(model.config, device, dtype, max_len=max_len, seed=seed)
+    report(f"loading weights: {gib(model.checkpoint.nbytes)}")
     return Transformer.load(
-        model.checkpoint, device, dtype, max_len=max_len, progress=_tenths(report)
+        model.checkpoint, device, dtype, max_len=max_len, progress=paced(report)
     )
 
 
-def _tenths(report: Progress) -> Callable[[int, int], None]:
-    """A byte counter that reports each tenth once, and how fast bytes have come since the start."""
-    told, start = -1, time.monotonic()
+def paced(
+    report: Progress, clock: Callable[[], float] = time.monotonic
+) -> Callable[[int, int], None]:
+    """A counter of bytes read so far and in all, that tells people how far a load has come.
+
+    It reports every `PROGRESS_SECONDS` and at the end, with the rate since it was made. `clock`
+    gives seconds.
+    """
+    start = told = clock()
 
     def progress(done: int, total: int) -> None:
         nonlocal told
-        tenth = 10 if done >= total else 10 * done // total
-        if tenth > told:
-            told = tenth
-            rate = done / max(time.monotonic() - start, 1e-6)
-            report(f"loading weights: {10 * tenth}% of {gib(total)}, {rate / 1e9:.2f} GB/s")
+        now = clock()
+        if done < total and now - told < PROGRESS_SECONDS:
+            return
+        told = now
+        rate = done / max(now - start, 1e-6)
+        report(f"loading weights: {100 * done // total}% of {gib(total)}, {rate / 1e9:.2f} GB/s")
 
     return progress
 
@@ -279,4 +289,4 @@ def _silent(_: str) -> None:
     return
 
 
-__all__ = ["Progress", "create_engine", "default_sampling"]
+__all__ = ["PROGRESS_SECONDS", "Progress", "create_engine", "default_sampling", "paced"]

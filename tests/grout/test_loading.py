@@ -2,19 +2,29 @@
 
 import asyncio
 import gc
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from grout.config import EngineConfig
 from grout.engine import Engine
 from grout.errors import ConfigError, OutOfMemory
-from grout.loading import _Model, _recommended, create_engine, default_sampling
+from grout.loading import (
+    PROGRESS_SECONDS,
+    _Model,
+    _recommended,
+    create_engine,
+    default_sampling,
+    paced,
+)
 from grout.request import SamplingParams
 from models.presets import PRESETS
 from models.tokenizer import Tokenizer
 
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPTS = [[1 + n, 17, 40 + 3 * n] + [7 * n % 200 + 1] * (9 * n) for n in range(6)]
 
@@ -100,6 +110,28 @@ def test_progress_and_names() -> None:
         assert engine.generate_sync([1, 2], GREEDY).finish_reason == "length"
     assert lines[0] == "mine on cpu, bfloat16"
     assert any("context 100 tokens" in line for line in lines)
+
+
+def test_weights_that_are_read_are_told_at_the_start_and_at_the_end() -> None:
+    lines: list[str] = []
+    config = EngineConfig(model=str(FIXTURES / "qwen3-tied"), device="cpu", max_model_len=64)
+    with create_engine(config, lines.append):
+        pass
+    first, last = (line for line in lines if line.startswith("loading weights: "))
+    assert re.fullmatch(r"loading weights: [\d.]+ KiB", first)
+    assert re.fullmatch(rf"loading weights: 100% of {first.split(': ')[1]}, [\d.]+ GB/s", last)
+
+
+def test_a_long_load_is_told_of_from_time_to_time() -> None:
+    now, lines = 5.0, list[str]()
+    progress = paced(lines.append, lambda: now)
+    for second in range(1, 41):
+        now += PROGRESS_SECONDS / 10
+        progress(second * 2**30, 40 * 2**30)
+    assert [line.partition(",")[0] for line in lines] == [
+        f"loading weights: {share}% of 40.00 GiB" for share in (25, 50, 75, 100)
+    ]
+    assert {line.partition(", ")[2] for line in lines} == {"1.07 GB/s"}
 
 
 @pytest.mark.parametrize("enabled", [True, False])
