@@ -13,12 +13,10 @@ from grout.constraint import GrammarTokens
 from grout.engine import Engine
 from grout.errors import ConfigError
 from grout.memory import (
-    cache_budget,
-    check_weights,
+    check_model,
     context_limit,
     gib,
-    plan_cache,
-    step_bytes,
+    plan_memory,
 )
 from grout.pages import PagePool
 from grout.rehearsal import rehearsed
@@ -86,7 +84,17 @@ def _started(config: EngineConfig, report: Progress) -> Engine:
     model = _dummy(config) if config.load_format == "dummy" else _open(config, report)
     limit = context_limit(config, model.config, device.kind)
     report(f"{model.id} on {device.name}, {config.dtype}")
-    check_weights(model.config, dtype.itemsize, device.memory()[0], device.name)
+    free, total = device.memory()
+    check_model(
+        config,
+        model.config,
+        limit,
+        kind=device.kind,
+        dtype=dtype,
+        free=free,
+        total=total,
+        where=device.name,
+    )
     grammars = GrammarTokens(model.tokenizer, model.config.vocab_size, _eos(model))
     warm_up = (
         _warm_up_lengths(device.kind, config.chunk(device.kind)),
@@ -129,14 +137,15 @@ def _engine(
 ) -> Engine:
     """The engine, with a KV cache of what memory is left."""
     device, chunk = transformer.device, config.chunk(transformer.device.kind)
-    step = step_bytes(config, model.config, device.kind, transformer.dtype.itemsize)
-    plan = plan_cache(
+    free, total = device.memory()
+    plan = plan_memory(
         config,
+        model.config,
         limit,
         kind=device.kind,
-        budget=cache_budget(config, device.kind, *device.memory(), step),
-        page_bytes=transformer.page_bytes(),
-        page_size=transformer.page_size,
+        dtype=transformer.dtype,
+        free=free,
+        total=total,
     )
     own = model.config.max_length
     shorter = f" (the model's own is {own}; see --max-model-len)" * (plan.max_model_len < own)

@@ -2,7 +2,10 @@
 
 import asyncio
 import gc
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -164,6 +167,42 @@ def test_a_machine_without_room_is_told_so(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("tilert.cpu_device.CpuDevice.memory", lambda _: (2**17, 2**30))
     with pytest.raises(OutOfMemory, match="the weights need"):
         create_engine(EngineConfig(model="tiny-llama", device="cpu", load_format="dummy"))
+
+
+def test_no_weights_are_made_where_the_cache_would_not_fit_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tilert.cpu_device.CpuDevice.memory", lambda _: (2**20, 2**30))
+    lines: list[str] = []
+    with pytest.raises(OutOfMemory, match=r"the weights take 3\d\d\.\d KiB of 1\.0 MiB that cpu"):
+        create_engine(
+            EngineConfig(model="tiny-llama", device="cpu", load_format="dummy"), lines.append
+        )
+    assert lines == ["tiny-llama on cpu, float32"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits a process as Linux does")
+@pytest.mark.parametrize(
+    "command", [["-m", "scripts.bench_decode"], ["-m", "server.cli", "serve", "--port", "0"]]
+)
+def test_commands_say_what_a_model_needs_and_what_there_is(command: list[str]) -> None:
+    limited = (
+        "import os, resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30, 6 * 2**30))\n"
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    arguments = ["qwen3-4b", "--load-format", "dummy", "--device", "cpu"]
+    done = subprocess.run(
+        [sys.executable, "-c", limited, *command, *arguments],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # each of its threads reserves memory
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert re.search(
+        r"error: the weights need 14\.98 GiB, but cpu has \d\.\d\d GiB to give; ", last
+    )
+    assert "making weights up" not in done.stderr
 
 
 def test_recommended_sampling() -> None:
