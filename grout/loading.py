@@ -13,12 +13,10 @@ from grout.constraint import GrammarTokens
 from grout.engine import Engine
 from grout.errors import ConfigError
 from grout.memory import (
-    cache_budget,
-    check_weights,
+    check_model,
     context_limit,
     gib,
-    plan_cache,
-    step_bytes,
+    plan_memory,
 )
 from grout.pages import PagePool
 from grout.rehearsal import rehearsed
@@ -47,6 +45,8 @@ DUMMY_TEMPLATE = (
 )
 LOADED_SECONDS = 0.5
 """Kernels that are not ready after so long are being compiled, in which the interpreter is idle."""
+PROGRESS_SECONDS = 10.0
+"""Between two lines about one load: who waits sees that it goes on, and a log stays readable."""
 SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p")
 
 
@@ -84,7 +84,17 @@ def _started(config: EngineConfig, report: Progress) -> Engine:
     model = _dummy(config) if config.load_format == "dummy" else _open(config, report)
     limit = context_limit(config, model.config, device.kind)
     report(f"{model.id} on {device.name}, {config.dtype}")
-    check_weights(model.config, dtype.itemsize, device.memory()[0], device.name)
+    free, total = device.memory()
+    check_model(
+        config,
+        model.config,
+        limit,
+        kind=device.kind,
+        dtype=dtype,
+        free=free,
+        total=total,
+        where=device.name,
+    )
     grammars = GrammarTokens(model.tokenizer, model.config.vocab_size, _eos(model))
     warm_up = (
         _warm_up_lengths(device.kind, config.chunk(device.kind)),
@@ -127,14 +137,15 @@ def _engine(
 ) -> Engine:
     """The engine, with a KV cache of what memory is left."""
     device, chunk = transformer.device, config.chunk(transformer.device.kind)
-    step = step_bytes(config, model.config, device.kind, transformer.dtype.itemsize)
-    plan = plan_cache(
+    free, total = device.memory()
+    plan = plan_memory(
         config,
+        model.config,
         limit,
         kind=device.kind,
-        budget=cache_budget(config, device.kind, *device.memory(), step),
-        page_bytes=transformer.page_bytes(),
-        page_size=transformer.page_size,
+        dtype=transformer.dtype,
+        free=free,
+        total=total,
     )
     own = model.config.max_length
     shorter = f" (the model's own is {own}; see --max-model-len)" * (plan.max_model_len < own)
@@ -237,22 +248,30 @@ def _load(
     if model.checkpoint is None:
         report("making weights up")
         return Transformer.random(model.config, device, dtype, max_len=max_len, seed=seed)
+    report(f"loading weights: {gib(model.checkpoint.nbytes)}")
     return Transformer.load(
-        model.checkpoint, device, dtype, max_len=max_len, progress=_tenths(report)
+        model.checkpoint, device, dtype, max_len=max_len, progress=paced(report)
     )
 
 
-def _tenths(report: Progress) -> Callable[[int, int], None]:
-    """A byte counter that reports each tenth once, and how fast bytes have come since the start."""
-    told, start = -1, time.monotonic()
+def paced(
+    report: Progress, clock: Callable[[], float] = time.monotonic
+) -> Callable[[int, int], None]:
+    """A counter of bytes read so far and in all, that tells people how far a load has come.
+
+    It reports every `PROGRESS_SECONDS` and at the end, with the rate since it was made. `clock`
+    gives seconds.
+    """
+    start = told = clock()
 
     def progress(done: int, total: int) -> None:
         nonlocal told
-        tenth = 10 if done >= total else 10 * done // total
-        if tenth > told:
-            told = tenth
-            rate = done / max(time.monotonic() - start, 1e-6)
-            report(f"loading weights: {10 * tenth}% of {gib(total)}, {rate / 1e9:.2f} GB/s")
+        now = clock()
+        if done < total and now - told < PROGRESS_SECONDS:
+            return
+        told = now
+        rate = done / max(now - start, 1e-6)
+        report(f"loading weights: {100 * done // total}% of {gib(total)}, {rate / 1e9:.2f} GB/s")
 
     return progress
 
@@ -279,4 +298,4 @@ def _silent(_: str) -> None:
     return
 
 
-__all__ = ["Progress", "create_engine", "default_sampling"]
+__all__ = ["PROGRESS_SECONDS", "Progress", "create_engine", "default_sampling", "paced"]

@@ -8,9 +8,12 @@ from grout.runner import bucket
 from grout.scheduler import PREFILLS_PER_STEP
 from grout.scorer import SCORED_TOGETHER
 from models.config import ModelConfig
+from models.kv_cache import page_bytes
 from models.slot import MAX_BIASES
 from models.tiling import tiling
+from models.transformer import PAGE_SIZE
 from models.weights import parameter_count
+from tilert import DType
 
 CPU_CACHE_BYTES = 2 * 2**30
 """KV cache on the cpu unless one request at an explicit max_model_len needs more."""
@@ -47,16 +50,39 @@ def context_limit(config: EngineConfig, model: ModelConfig, kind: str) -> int:
     return wanted
 
 
-def check_weights(model: ModelConfig, itemsize: int, available: int, where: str) -> None:
-    """Raise `OutOfMemory` if the weights, at `itemsize` bytes each, exceed `available` bytes."""
-    needed = parameter_count(model) * itemsize
-    if needed > available:
+def check_model(
+    config: EngineConfig,
+    model: ModelConfig,
+    limit: int,
+    *,
+    kind: str,
+    dtype: DType,
+    free: int,
+    total: int,
+    where: str,
+) -> None:
+    """Raise `OutOfMemory` for a model that cannot be served, before its weights take minutes.
+
+    They must fit in the `free` bytes of `total` that `where` has, and leave what `plan_memory` asks
+    for. What is refused here would be refused behind them: they leave no more than is counted on.
+    """
+    weights = parameter_count(model) * dtype.itemsize
+    if weights > free:
         raise OutOfMemory(
-            f"the weights need {gib(needed)}, but {where} has {gib(available)} to give; use a "
+            f"the weights need {gib(weights)}, but {where} has {gib(free)} to give; use a "
             "smaller model, a narrower dtype, or free some memory",
-            needed=needed,
-            available=available,
+            needed=weights,
+            available=free,
         )
+    try:
+        plan_memory(config, model, limit, kind=kind, dtype=dtype, free=free - weights, total=total)
+    except OutOfMemory as error:
+        raise OutOfMemory(
+            f"the weights take {gib(weights)} of {gib(free)} that {where} has to give, and then "
+            f"{error}",
+            needed=error.needed,
+            available=error.available,
+        ) from None
 
 
 def step_bytes(config: EngineConfig, model: ModelConfig, kind: str, itemsize: int) -> int:
@@ -133,6 +159,31 @@ def cache_budget(config: EngineConfig, kind: str, free: int, total: int, step: i
     )
 
 
+def plan_memory(
+    config: EngineConfig,
+    model: ModelConfig,
+    limit: int,
+    *,
+    kind: str,
+    dtype: DType,
+    free: int,
+    total: int,
+) -> CachePlan:
+    """How to use the `free` bytes of `total` that are left beside the weights, of `dtype`.
+
+    Raises `OutOfMemory`; see `cache_budget` and `plan_cache`.
+    """
+    step = step_bytes(config, model, kind, dtype.itemsize)
+    return plan_cache(
+        config,
+        limit,
+        kind=kind,
+        budget=cache_budget(config, kind, free, total, step),
+        page_bytes=page_bytes(model, dtype, PAGE_SIZE),
+        page_size=PAGE_SIZE,
+    )
+
+
 def plan_cache(
     config: EngineConfig,
     limit: int,
@@ -185,9 +236,10 @@ __all__ = [
     "Budget",
     "CachePlan",
     "cache_budget",
-    "check_weights",
+    "check_model",
     "context_limit",
     "gib",
     "plan_cache",
+    "plan_memory",
     "step_bytes",
 ]

@@ -9,7 +9,7 @@ from models.config import ModelConfig
 from models.history import History
 from tilert import Array, Device, DType, PageTable, bf16, f16
 
-__all__ = ["KVCache", "kept_dtype"]
+__all__ = ["KVCache", "kept_dtype", "page_bytes"]
 
 
 def kept_dtype(dtype: DType) -> DType:
@@ -19,6 +19,12 @@ def kept_dtype(dtype: DType) -> DType:
     error of the logits. What is beyond f16's range becomes its largest.
     """
     return f16 if dtype is bf16 else dtype
+
+
+def page_bytes(config: ModelConfig, dtype: DType, page_size: int) -> int:
+    """Bytes of a page of `page_size` positions over all layers, in a model of `dtype`."""
+    values = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    return values * page_size * kept_dtype(dtype).itemsize
 
 
 class KVCache:

@@ -11,7 +11,7 @@ import tilert
 from models import kernels
 from models.batch import Batch
 from models.config import ModelConfig
-from models.kv_cache import KVCache, kept_dtype
+from models.kv_cache import KVCache, page_bytes
 from models.parameters import LayerParameters, Parameters, Progress
 from models.prompt import Prompt, PromptChunk
 from models.rope import rope_tables
@@ -86,9 +86,7 @@ class Transformer:
 
     def page_bytes(self) -> int:
         """Bytes of one KV page over all layers."""
-        config = self.config
-        values = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-        return values * self.page_size * kept_dtype(self.dtype).itemsize
+        return page_bytes(self.config, self.dtype, self.page_size)
 
     def new_cache(self, num_pages: int, max_seqs: int) -> KVCache:
         """A cache of `num_pages` pages for `max_seqs` sequences of up to `max_len` tokens.

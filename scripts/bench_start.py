@@ -1,10 +1,11 @@
 """From the start of a process to its first token: what takes how long.
 
 Every start is a process of its own, which imports what `grout serve` does, makes the engine with
-the server's defaults and asks it for one token. Stages follow each other; work is what was done
-within them, on whichever thread. With a folder of its own for kernels (--fresh) the first start
-compiles everything and the others find it there: "all kernels" is the time until they were ready,
-beside the rest. The last line printed is JSON.
+the server's defaults and asks it for one token. Stages follow each other and add up; work is what
+was done within them, on whichever thread, so that two pieces may count the same second. With a
+folder of its own for kernels (--fresh) the first start compiles everything and the others find it
+there: "until all kernels were ready" counts from when the model has been opened. Weights are read,
+or made up with dummy. The last line printed is JSON.
 
     python -m scripts.bench_start qwen3-4b --load-format dummy --repeats 3
 """
@@ -12,6 +13,7 @@ beside the rest. The last line printed is JSON.
 import argparse
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import re
@@ -26,6 +28,8 @@ from typing import Any
 BEGAN = time.monotonic()
 
 PROMPT = 18
+WEIGHTS = "read or make the weights"
+"""The stage."""
 WAIT_SECONDS = 600.0
 """For one start, compilation included."""
 
@@ -52,13 +56,14 @@ class Stages:
         if ready := re.match(r"(\d+) kernels were ready after ([\d.]+) s", line):
             self.kernels = int(ready[1]), float(ready[2])
         ends = {
-            "making weights up": "open the model",
-            "loading weights": "weights" if "weights" in self.seconds else "open the model",
-            "context ": "weights",
-            "warming up": "KV cache",
+            "making weights up": "open the model and its tokenizer",
+            "loading weights": "open the model and its tokenizer",
+            "context ": WEIGHTS,
+            "warming up": "allocate the KV cache",
         }
         for start, stage in ends.items():
-            if line.startswith(start):
+            # Of lines about one load the first ends what was before.
+            if line.startswith(start) and stage not in self.seconds:
                 self.end(stage)
 
 
@@ -97,14 +102,14 @@ def watched() -> Work:
     sources = importlib.import_module("tilert.unsafe_kernel")
 
     work = Work()
-    work.watch(kernel_index, "find", "find known kernels")
+    work.watch(kernel_index, "find", "look for kernels on disk")
     work.watch(Kernel, "traced", "trace kernels")
     work.watch(sources, "cuda_source", "generate CUDA C++")
-    work.watch(disk_cache, "cubin", "get machine code")
-    work.watch(nvrtc, "_compile", "of that, compile")
-    work.watch(kernel_launch, "load_function", "load machine code")
-    work.watch(driver, "allocate_async", "allocate")
-    work.watch(GrammarTokens, "prepare", "prepare grammars")
+    work.watch(disk_cache, "cubin", "get machine code, from disk or compiled")
+    work.watch(nvrtc, "_compile", "of that, compile (NVRTC)")
+    work.watch(kernel_launch, "load_function", "load kernels into the driver")
+    work.watch(driver, "allocate_async", "allocate device memory")
+    work.watch(GrammarTokens, "prepare", "prepare the vocabulary for grammars")
     work.watch(cuda_graph, "_record", "record graphs")
     work.watch(driver, "instantiate", "instantiate graphs")
     work.watch(driver, "wait_event", "wait for the device")
@@ -114,7 +119,7 @@ def watched() -> Work:
 def start(options: dict[str, Any], began: float) -> dict[str, Any]:
     """One start, in this process."""
     stages = Stages(began)
-    stages.end("interpreter", BEGAN)
+    stages.end("start Python", BEGAN)
     import numpy as np
 
     import grout
@@ -122,12 +127,12 @@ def start(options: dict[str, Any], began: float) -> dict[str, Any]:
     import tilert
     from grout.streams import BlockingStream
 
-    stages.end("imports")
+    stages.end("import modules")
     work = watched()
     device = tilert.device(options["device"])
-    stages.end("device")
+    stages.end("open the device")
     engine = grout.create_engine(grout.EngineConfig(**options), stages.line)
-    stages.end("kernels and recordings")
+    stages.end("warm up: rest of the kernels, graphs")
     with engine:
         stream = BlockingStream()
         prompt = np.random.default_rng(0).integers(0, engine.vocab_size, PROMPT)
@@ -144,7 +149,7 @@ def start(options: dict[str, Any], began: float) -> dict[str, Any]:
         "stages": {name: round(seconds, 3) for name, seconds in stages.seconds.items()},
         "kernels": stages.kernels,
         "work": {n: [int(c), round(seconds, 3)] for n, (c, seconds) in work.found.items()},
-        "weights_gb_s": round(nbytes / max(stages.seconds["weights"], 1e-9) / 1e9, 2),
+        "weights_gb_s": round(nbytes / max(stages.seconds[WEIGHTS], 1e-9) / 1e9, 2),
     }
 
 
@@ -174,28 +179,41 @@ def run(options: dict[str, Any], variables: dict[str, str]) -> dict[str, Any]:
 
 
 def table(starts: Sequence[dict[str, Any]]) -> str:
-    """Stages, then work, with a column of seconds a start."""
-    out = []
-    for part in ("stages", "work"):
-        names = list(dict.fromkeys(name for one in starts for name in one[part]))
-        for name in names:
-            cells = []
-            for one in starts:
-                value = one[part].get(name)
-                if isinstance(value, list):
-                    cells.append(f"{value[1]:9.3f} ({value[0]})")
-                else:
-                    cells.append("         -" if value is None else f"{value:9.3f}")
-            indent = "  " if part == "work" else ""
-            out.append(f"{indent + name:26s}" + "".join(f"{cell:>18s}" for cell in cells))
-        if part == "stages":
-            totals = "".join(f"{one['seconds']:18.3f}" for one in starts)
-            out.append(f"{'to the first token':26s}{totals}")
-            ready = [one["kernels"] for one in starts if one["kernels"] is not None]
-            if ready:
-                shown = "".join(f"{f'{seconds:9.3f} ({count})':>18s}" for count, seconds in ready)
-                out.append(f"{'all kernels, beside that':26s}{shown}")
-    return "\n".join(out)
+    """Stages and what they add up to, then work, with a column of seconds a start."""
+    stages = _rows(starts, "stages")
+    stages["from start to first token"] = [one["seconds"] for one in starts]
+    work = _rows(starts, "work")
+    if any(one["kernels"] for one in starts):
+        work["until all kernels were ready"] = [one["kernels"] for one in starts]
+    headed = {
+        "one after the other, seconds": {f"  {name}": cells for name, cells in stages.items()},
+        "within that, on all threads, seconds (how many)": {
+            f"  {name}": cells for name, cells in work.items()
+        },
+    }
+    width = max(map(len, (*headed, *itertools.chain(*headed.values()))))
+    numbers = [f"{f'start {number + 1}':>12s}      " for number in range(len(starts))]
+    out = [" " * width + "".join(numbers)]
+    for head, rows in headed.items():
+        out.append(head)
+        out += [name.ljust(width) + "".join(map(_cell, cells)) for name, cells in rows.items()]
+    return "\n".join(line.rstrip() for line in out)
+
+
+def _rows(starts: Sequence[dict[str, Any]], part: str) -> dict[str, list[Any]]:
+    """A row for each name that any start has: what each has of it."""
+    names = dict.fromkeys(name for one in starts for name in one[part])
+    return {name: [one[part].get(name) for one in starts] for name in names}
+
+
+def _cell(value: Any) -> str:
+    """Seconds, or how many and the seconds of all of them; with the seconds below each other."""
+    if value is None:
+        return f"{'-':>12s}      "
+    if isinstance(value, float):
+        return f"{value:12.3f}      "
+    count, seconds = value
+    return f"{seconds:12.3f} {f'({count})':5s}"
 
 
 @contextlib.contextmanager

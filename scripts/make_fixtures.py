@@ -19,10 +19,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
-import torch
-import transformers
 from numpy.typing import NDArray
+
+try:
+    import tokenizers
+    import torch
+    import transformers
+except ImportError as error:
+    # Whoever imports this chose to; whoever runs it is to be told what to install.
+    if __name__ != "__main__":
+        raise
+    print(
+        f"make_fixtures: error: {error}; install what computes the expectations with "
+        "`pip install torch transformers`",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 PROMPT_LENGTHS = (1, 17, 70)
 GREEDY_PROMPT_LENGTH = 17

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import logging
+import os
 import shlex
 import signal
 import socket
@@ -23,7 +24,7 @@ from server.protocol import ServingEngine
 from server.served import served_name
 from server.settings import Settings
 
-__all__ = ["bind", "serve"]
+__all__ = ["bind", "listen", "serve"]
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -37,6 +38,7 @@ def serve(options: argparse.Namespace) -> int:
         try:
             # What a script need not wait for, a request of somebody else's should not meet.
             engine.settle()
+            listen(listener)
             ready = _ready_text(engine, settings, options, listener.getsockname()[1])
             HttpServer(
                 engine,
@@ -59,7 +61,10 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that holds `host`:`port`; raises CommandError where it is not to be had."""
+    """Return a socket that holds `host`:`port`, which connects nobody before `listen`.
+
+    Raises CommandError where another socket has it, listening or not.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -68,16 +73,43 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise CommandError(f"cannot use the address {host}: {error.strerror or error}") from None
     try:
-        # Connections of an earlier server may linger; a listening socket still refuses this.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _share(listener, True)
         listener.bind(address)
+        # Sockets that share all get a port that none of them listens on yet, and a model that is
+        # loaded meanwhile would have none in the end.
+        _share(listener, False)
     except OSError as error:
         listener.close()
-        raise CommandError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; "
-            "stop what uses it, or choose another --port"
-        ) from None
+        raise _taken(host, port, error) from None
     return listener
+
+
+def listen(listener: socket.socket) -> None:
+    """Let clients connect to what `bind` has returned.
+
+    Raises CommandError where the system has let another socket listen there first.
+    """
+    # The connections inherit it, and those that linger must not keep the next server away.
+    _share(listener, True)
+    try:
+        listener.listen()
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise _taken(host, port, error) from None
+
+
+def _share(listener: socket.socket, allowed: bool) -> None:
+    """Let it have, or no longer, an address where connections of an earlier server linger."""
+    # Windows lets them linger by itself, and would let other servers take the address.
+    if os.name == "posix":
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, allowed)
+
+
+def _taken(host: str, port: int, error: OSError) -> CommandError:
+    return CommandError(
+        f"cannot listen on {host}:{port}: {error.strerror or error}; "
+        "stop what uses it, or choose another --port"
+    )
 
 
 def _settings(options: argparse.Namespace) -> Settings:

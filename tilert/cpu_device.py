@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilert import ir
+from tilert.backends.cpu_pool import thread_count
 from tilert.checks import Check, Checks, checks_of
 from tilert.device import Call, Device, Launcher, Read
 from tilert.errors import DeviceError
@@ -85,7 +86,12 @@ class CpuDevice(Device):
         """
         Args:
             check: whether launches are checked (rule O8); by default what TILERT_CHECK says.
+
+        Raises:
+            DeviceError: if TILERT_CHECK or TILERT_CPU_THREADS has a value that it does not take.
         """
+        # Nothing uses the number yet: a wrong one is to be told before a model has been loaded.
+        thread_count()
         super().__init__("cpu")
         self._checker: Checker | None = None
         self.checks = checks_of(check)

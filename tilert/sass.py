@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tilert.errors import CompileError
 
-__all__ = ["contains", "disassemble", "hasty", "names", "overtaking"]
+__all__ = ["contains", "disassemble", "disassembler", "hasty", "names", "overtaking"]
 
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 # A line of the listing: address, perhaps a predicate, and the instruction.
@@ -46,7 +46,7 @@ def disassemble(cubins: Sequence[bytes], arch: str) -> list[list[str]]:
     if not cubins:
         return []
     texts = [_text(cubin) for cubin in cubins]
-    tool = _tool()
+    tool = disassembler()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "instructions"
         path.write_bytes(b"".join(texts))
@@ -163,8 +163,12 @@ def _next(lines: Sequence[str], at: int, ahead: bool) -> list[int]:
     return [there] if whole else [at + 1, there]
 
 
-def _tool() -> str:
-    """From PATH, where a toolkit puts it, or from its wheel."""
+def disassembler() -> str:
+    """Path of nvdisasm: from PATH, where a toolkit puts it, or from its wheel.
+
+    Raises:
+        CompileError: if there is none, with how to install it.
+    """
     wheels = Path(sysconfig.get_path("purelib")).glob("nvidia/cu*/bin/nvdisasm")
     found = shutil.which("nvdisasm") or next(map(str, wheels), None)
     if found is None:

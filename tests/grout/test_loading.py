@@ -2,19 +2,32 @@
 
 import asyncio
 import gc
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from grout.config import EngineConfig
 from grout.engine import Engine
 from grout.errors import ConfigError, OutOfMemory
-from grout.loading import _Model, _recommended, create_engine, default_sampling
+from grout.loading import (
+    PROGRESS_SECONDS,
+    _Model,
+    _recommended,
+    create_engine,
+    default_sampling,
+    paced,
+)
 from grout.request import SamplingParams
 from models.presets import PRESETS
 from models.tokenizer import Tokenizer
 
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPTS = [[1 + n, 17, 40 + 3 * n] + [7 * n % 200 + 1] * (9 * n) for n in range(6)]
 
@@ -102,6 +115,28 @@ def test_progress_and_names() -> None:
     assert any("context 100 tokens" in line for line in lines)
 
 
+def test_weights_that_are_read_are_told_at_the_start_and_at_the_end() -> None:
+    lines: list[str] = []
+    config = EngineConfig(model=str(FIXTURES / "qwen3-tied"), device="cpu", max_model_len=64)
+    with create_engine(config, lines.append):
+        pass
+    first, last = (line for line in lines if line.startswith("loading weights: "))
+    assert re.fullmatch(r"loading weights: [\d.]+ KiB", first)
+    assert re.fullmatch(rf"loading weights: 100% of {first.split(': ')[1]}, [\d.]+ GB/s", last)
+
+
+def test_a_long_load_is_told_of_from_time_to_time() -> None:
+    now, lines = 5.0, list[str]()
+    progress = paced(lines.append, lambda: now)
+    for second in range(1, 41):
+        now += PROGRESS_SECONDS / 10
+        progress(second * 2**30, 40 * 2**30)
+    assert [line.partition(",")[0] for line in lines] == [
+        f"loading weights: {share}% of 40.00 GiB" for share in (25, 50, 75, 100)
+    ]
+    assert {line.partition(", ")[2] for line in lines} == {"1.07 GB/s"}
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_garbage_is_collected_as_before_when_a_start_is_over(enabled: bool) -> None:
     seen: list[bool] = []
@@ -132,6 +167,42 @@ def test_a_machine_without_room_is_told_so(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("tilert.cpu_device.CpuDevice.memory", lambda _: (2**17, 2**30))
     with pytest.raises(OutOfMemory, match="the weights need"):
         create_engine(EngineConfig(model="tiny-llama", device="cpu", load_format="dummy"))
+
+
+def test_no_weights_are_made_where_the_cache_would_not_fit_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tilert.cpu_device.CpuDevice.memory", lambda _: (2**20, 2**30))
+    lines: list[str] = []
+    with pytest.raises(OutOfMemory, match=r"the weights take 3\d\d\.\d KiB of 1\.0 MiB that cpu"):
+        create_engine(
+            EngineConfig(model="tiny-llama", device="cpu", load_format="dummy"), lines.append
+        )
+    assert lines == ["tiny-llama on cpu, float32"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits a process as Linux does")
+@pytest.mark.parametrize(
+    "command", [["-m", "scripts.bench_decode"], ["-m", "server.cli", "serve", "--port", "0"]]
+)
+def test_commands_say_what_a_model_needs_and_what_there_is(command: list[str]) -> None:
+    limited = (
+        "import os, resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30, 6 * 2**30))\n"
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    arguments = ["qwen3-4b", "--load-format", "dummy", "--device", "cpu"]
+    done = subprocess.run(
+        [sys.executable, "-c", limited, *command, *arguments],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # each of its threads reserves memory
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert re.search(
+        r"error: the weights need 14\.98 GiB, but cpu has \d\.\d\d GiB to give; ", last
+    )
+    assert "making weights up" not in done.stderr
 
 
 def test_recommended_sampling() -> None:

@@ -1,5 +1,6 @@
 import pytest
 
+import tilert
 from grout.config import CPU_MAX_MODEL_LEN, EngineConfig
 from grout.errors import ConfigError, OutOfMemory
 from grout.memory import (
@@ -8,13 +9,16 @@ from grout.memory import (
     Budget,
     CachePlan,
     cache_budget,
-    check_weights,
+    check_model,
     context_limit,
     gib,
     plan_cache,
+    plan_memory,
     step_bytes,
 )
+from models.kv_cache import page_bytes
 from models.presets import PRESETS
+from models.transformer import PAGE_SIZE
 
 TINY, QWEN = PRESETS["tiny-qwen3"], PRESETS["qwen3-0.6b"]
 
@@ -114,13 +118,60 @@ def test_an_explicit_cache_must_be_there_to_be_had() -> None:
     assert (e.value.needed, e.value.available) == (3 * 2**30, left)
 
 
-def test_weights_that_do_not_fit_are_refused_before_loading() -> None:
-    check_weights(TINY, 4, 2**20, "cpu")
+def check(config: EngineConfig, free: int, kind: str = "cpu") -> None:
+    """Whether Qwen3-0.6B in bfloat16, of 1.11 GiB, fits in `free` bytes of 8 GiB."""
+    limit = context_limit(config, QWEN, kind)
+    where = {"kind": kind, "where": f"{kind}:0"}
+    check_model(config, QWEN, limit, dtype=tilert.bf16, free=free, total=8 * 2**30, **where)  # type: ignore[arg-type]
+
+
+WEIGHTS = 2 * 596_049_920
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_weights_that_do_not_fit_are_refused_before_loading(kind: str) -> None:
     with pytest.raises(
-        OutOfMemory, match=r"weights need 1\.11 GiB, but cuda:0 has 0\.50"
+        OutOfMemory, match=rf"weights need 1\.11 GiB, but {kind}:0 has 0\.50 GiB to give; use a"
     ) as caught:
-        check_weights(QWEN, 2, 2**29, "cuda:0")
-    assert caught.value.needed == 2 * 596_049_920
+        check(EngineConfig(), 2**29, kind)
+    assert (caught.value.needed, caught.value.available) == (WEIGHTS, 2**29)
+
+
+def test_what_is_refused_behind_the_weights_is_refused_before_them() -> None:
+    """And nothing else: a model that fits to the byte is loaded."""
+    config = EngineConfig(max_num_seqs=1, max_model_len=1000)
+    step = step_bytes(config, QWEN, "cpu", 2)
+    page = page_bytes(QWEN, tilert.bf16, PAGE_SIZE)
+    cache = -(-1000 // PAGE_SIZE) * page
+    least = WEIGHTS + 2 * (step + cache)
+    check(config, least)
+    with pytest.raises(OutOfMemory) as caught:
+        check(config, least - 2)
+    assert str(caught.value).startswith(
+        f"the weights take 1.11 GiB of {gib(least - 2)} that cpu:0 has to give, and then a context "
+        f"of 1000 tokens needs {gib(cache)} of KV cache, but "
+    )
+    assert (caught.value.needed, caught.value.available) == (cache, cache - 1)
+    with pytest.raises(OutOfMemory):
+        plan_memory(
+            config, QWEN, 1000, kind="cpu", dtype=tilert.bf16, free=least - 2 - WEIGHTS, total=2**33
+        )
+
+
+def test_an_explicit_cache_is_to_fit_beside_the_weights() -> None:
+    config = EngineConfig(kv_cache_memory=2**30)
+    check(config, 4 * 2**30)
+    with pytest.raises(
+        OutOfMemory, match=r"and then kv_cache_memory is 1\.00 GiB, but of 0\.40 GiB"
+    ):
+        check(config, WEIGHTS + 4 * 2**30 // 10)
+
+
+def test_on_a_gpu_the_weights_count_as_used() -> None:
+    config = EngineConfig(gpu_memory_utilization=0.5)
+    check(config, 8 * 2**30, "cuda")
+    with pytest.raises(OutOfMemory, match=r"is 4\.00 GiB, of which 4\.11 GiB are in use"):
+        check(config, 5 * 2**30, "cuda")
 
 
 def test_a_step_needs_more_for_longer_chunks_and_more_slots() -> None:

@@ -73,6 +73,20 @@ def test_errors_from_the_shell() -> None:
     assert err == "grout: error: unrecognized arguments: --nonsense (see 'grout serve --help')\n"
 
 
+@pytest.mark.parametrize("text", ["abc", "0"])
+@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("chat",)])
+def test_a_wrong_number_of_threads_is_told_before_the_model_is_opened(
+    command: tuple[str, ...], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TILERT_CPU_THREADS", text)
+    code, out, err = run(*command, "no-such-model", "--device", "cpu")
+    assert (code, out) == (2, "")
+    assert err == (
+        "grout: opening no-such-model\n"
+        f"grout: error: TILERT_CPU_THREADS is '{text}'; it takes a number of threads, 1 or more\n"
+    )
+
+
 def test_version_and_help() -> None:
     code, out, err = run("--version")
     assert (code, out.split()[0], err) == (0, "grout", "")

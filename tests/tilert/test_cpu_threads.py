@@ -17,6 +17,7 @@ import tilert
 from tilert.backends import cpu_matmul
 from tilert.backends.cpu_plan import Plan
 from tilert.backends.cpu_pool import Pool, thread_count
+from tilert.device import open_device
 
 POOLS = [Pool(1), Pool(2), Pool(5)]
 
@@ -168,6 +169,15 @@ def test_a_wrong_number_of_threads_is_refused(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("TILERT_CPU_THREADS", text)
     with pytest.raises(tilert.DeviceError, match=f"TILERT_CPU_THREADS is '{text}'"):
         thread_count()
+
+
+@pytest.mark.parametrize("text", ["abc", "0"])
+def test_a_device_is_not_opened_with_a_wrong_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("TILERT_CPU_THREADS", text)
+    with pytest.raises(tilert.DeviceError, match=f"TILERT_CPU_THREADS is '{text}'; it takes"):
+        open_device("cpu")
 
 
 def test_without_the_variable_every_allowed_core_counts(monkeypatch: pytest.MonkeyPatch) -> None:
