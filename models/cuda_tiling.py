@@ -11,12 +11,14 @@ from models.tile_sizes import (
 )
 from tilert import DType, f16
 
-__all__ = ["CudaTiling", "SmallTiling"]
+__all__ = ["MULTIPROCESSORS", "CudaTiling", "SmallTiling"]
+
+MULTIPROCESSORS = 132
+"""Of the device that sizes are chosen for, an H200."""
 
 
 class CudaTiling:
-    """Sizes for about 132 multiprocessors: the quickest of sweeps over Qwen3's shapes on an H200,
-    cast into rules."""
+    """The quickest sizes of sweeps over Qwen3's shapes on an H200, cast into rules."""
 
     fill = 2048
     share_elements = 1 << 24
@@ -32,9 +34,7 @@ class CudaTiling:
     """Sizes of recorded prefills, of which those up to a chunk are made: at most a third of a short
     one is padding, and a fifth of a long one."""
 
-    multiprocessors = 132
-    programs = 264
-    """Two programs a multiprocessor."""
+    programs = 2 * MULTIPROCESSORS
 
     def tokens(self, count: int) -> int:
         return 1
@@ -47,7 +47,7 @@ class CudaTiling:
         if tokens > 128:
             # Long sums are worth sharing even where the tiles fill the device.
             count = -(-tokens // 128) * -(-outputs // 128)
-            while steps // (2 * shares) >= (16 if count * shares < self.multiprocessors else 32):
+            while steps // (2 * shares) >= (16 if count * shares < MULTIPROCESSORS else 32):
                 shares *= 2
             return ProductTiles(128, 128, 64, shares)
         rows = min(64, max(16, 1 << (tokens - 1).bit_length()))
@@ -96,7 +96,7 @@ class CudaTiling:
             splits *= 2
         # A program a multiprocessor, of heads of 128: what comes first is latency.
         columns = 16
-        while columns < 128 and batch * kv_heads * 128 > self.multiprocessors * columns:
+        while columns < 128 and batch * kv_heads * 128 > MULTIPROCESSORS * columns:
             columns *= 2
         return DecodeTiles(heads=1, pages=1, splits=splits, columns=columns)
 

@@ -5,7 +5,7 @@ import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from models.cuda_tiling import CudaTiling
+from models.cuda_tiling import MULTIPROCESSORS, CudaTiling
 from models.tile_sizes import PrefillTiles, ProductTiles
 from tilert import DType, f16
 
@@ -187,7 +187,6 @@ def _warpgroup_rows(tokens: int) -> int:
     return -(-tokens // 16) * 16
 
 
-MULTIPROCESSORS = 132
 LAUNCH, SHARE_BANDWIDTH = 2.0, 2e6
 """Of shares: microseconds of one more kernel, bytes of partial sums a microsecond."""
 EXPOSED = 0.1

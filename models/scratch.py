@@ -17,9 +17,9 @@ class Scratch:
             a narrow dtype would be most of the error of the logits.
         normed: [size, H]. qkv: [size, (Hq + 2 Hkv) D]. q: [size, Hq, D], of the cache's dtype.
             attended: [size, Hq D]. hidden: [size, F]. Where it costs nothing they are less rounded:
-            in decodes of one or two sequences (`Tiling.wide_tokens`), qkv, attended and, for most
-            F, hidden are f32. In prefills of few tokens qkv is f32, and
-            normed, attended and hidden are of two terms, [size, 2, ...] (`models.kernels.terms`).
+            in decodes of up to `Tiling.wide_tokens` sequences qkv, attended and, for most F, hidden
+            are f32. In prefills of up to `Tiling.pair_tokens` tokens qkv is f32, and normed,
+            attended and hidden are of two terms, [size, 2, ...] (`models.kernels.terms`).
         terms: how many normed, attended and hidden have, 1 or 2.
         shares: f32 [n], partial sums of products in shares; None where there are none.
         splits: of split decode attention, f32 [size, S, Hq, D], [size, S, Hq] and [size, S, Hq]
