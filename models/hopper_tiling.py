@@ -50,9 +50,10 @@ class HopperTiling(CudaTiling):
     few_columns, shared_columns = 240, 32
     """At most so many columns of a warpgroup's tile, and half of one that two blocks share, unless
     it has more rows."""
-    wide_rows, wide_bytes, wide_tiles = 32, 30e6, 56
+    wide_rows, wide_bytes, wide_tiles, least_tiles = 32, 30e6, 56, 52
     """With more rows than these, and up to so many bytes of weights, two blocks share fewer and
-    wider tiles: each reads all of the left operand, which is a fortieth of the weights."""
+    wider tiles, where at least so many are left: each reads all of the left operand, which is a
+    fortieth of the weights."""
     gated_bytes = 110e6
     """Up to so many bytes of two products in one kernel, a tile has half as many columns: the work
     behind the first one's products is hidden behind the second one's weights."""
@@ -165,11 +166,11 @@ class HopperTiling(CudaTiling):
         weights = 2 * products * outputs * inputs
         halves = 2 if products > 1 and weights <= self.gated_bytes else 1
         waves = -(-outputs * products * halves // (MULTIPROCESSORS * self.few_columns))
-        tiles = MULTIPROCESSORS * waves
-        if self._shares_steps(tokens, outputs, inputs):
-            wide = tokens > self.wide_rows and weights <= self.wide_bytes
-            tiles = self.wide_tiles if wide else tiles // 2
-        columns = -(-outputs // (8 * tiles)) * 8
+        shares = self._shares_steps(tokens, outputs, inputs)
+        columns = _eights(outputs, MULTIPROCESSORS * waves // (2 if shares else 1))
+        if shares and tokens > self.wide_rows and weights <= self.wide_bytes:
+            wide = _eights(outputs, self.wide_tiles)
+            columns = wide if -(-outputs // wide) >= self.least_tiles else columns
         depth = 128 if products * columns <= 80 else 64
         return ProductTiles(_warpgroup_rows(tokens), columns, depth)
 
@@ -180,6 +181,11 @@ class HopperTiling(CudaTiling):
         # Heads that the schedule of attention takes: with 128 keys a step, the work between its
         # products takes the least time a key.
         return PrefillTiles(tiles.rows, max(1, 128 // page_size)) if dim in (64, 128) else tiles
+
+
+def _eights(outputs: int, tiles: int) -> int:
+    """Columns of at most so many tiles, whole 8."""
+    return -(-outputs // (8 * tiles)) * 8
 
 
 def _warpgroup_rows(tokens: int) -> int:

@@ -174,6 +174,20 @@ def test_gate_up_tiles_of_few_tokens(
             check_few(device, "pipelined")
 
 
+@pytest.mark.parametrize("tokens", [33, 64])
+@pytest.mark.parametrize("inputs", [4096, 5632, 8960, 12000])
+def test_wider_tiles_are_still_enough(tokens: int, inputs: int) -> None:
+    """Whatever the number of outputs, as many blocks run as with narrower tiles, or 104."""
+    tiling = HopperTiling()
+    for outputs in range(1024, inputs, 8):
+        if not 20e6 <= 2 * outputs * inputs <= 30e6:
+            continue
+        chosen, narrow = (
+            -(-outputs // tiling.product(count, outputs, inputs).columns) for count in (tokens, 32)
+        )
+        assert chosen >= min(narrow, 52)
+
+
 def check_few(device: TargetDevice, schedule: str) -> None:
     """The last kernel copies ahead, and has about all of shared memory under way."""
     kernel = device.kernels[-1]

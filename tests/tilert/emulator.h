@@ -4,6 +4,7 @@
 //
 // Read for every kernel: what takes a compiler long is in emulator.cpp, which is compiled once.
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 
 template <class T> T max(T a, T b) { return a < b ? b : a; }

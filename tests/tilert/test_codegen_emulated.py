@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tilert
@@ -18,8 +19,9 @@ from tests.tilert import test_language_shapes as shapes
 from tests.tilert.checks import Frame, data
 from tests.tilert.emulator import EmulatedDevice, compiler
 from tests.tilert.test_codegen import case_name
-from tilert import bf16, f8e4m3, f8e5m2, f16, f32, i8, i32, u8
+from tilert import Dyn, Mut, Ref, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32, u8
 from tilert.codegen.emit import Emitter
+from tilert.language import device_print
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler here")
 
@@ -87,3 +89,38 @@ def test_a_missing_barrier_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     reversed_row(y.piece(5000), x).sync()
     with pytest.raises(AssertionError):
         y.check(x64[::-1])
+
+
+@tilert.kernel
+def filled_rows(y: Mut[Dyn], x: Ref[Dyn]):
+    i, j = y.index
+    y.store(x.load(i, j, fill=float("-inf")).to(f32))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("dtype", [f8e4m3, f8e5m2, bf16])
+@pytest.mark.parametrize("columns", [4, 12, 16, 64])
+def test_what_is_not_there_is_the_fill(columns: int, dtype: tilert.DType, arch: str) -> None:
+    """Read element by element or 16 bytes at a time: what the type makes of the fill on the cpu."""
+    rows = []
+    for device in (tilert.device("cpu"), EmulatedDevice(arch)):
+        x, _ = data(device, (1, columns), dtype)
+        y = tilert.empty((2, columns), f32, device)
+        rows.append(filled_rows(y.partition(1, columns), x).sync().numpy())
+    np.testing.assert_array_equal(rows[0], rows[1])
+    assert not np.isfinite(rows[0][1]).any()
+
+
+@tilert.kernel
+def told(y: Mut[Dyn], x: Ref[Dyn]):
+    v = x.tile_like(y)
+    device_print("a row", v)
+    y.store(v + 1.0)
+
+
+def test_a_kernel_that_prints() -> None:
+    device = EmulatedDevice("sm_90a")
+    x, x64 = data(device, (2, 4), f32)
+    y = Frame(device, (2, 4), f32)
+    told(y.piece(1, 4), x).sync()
+    y.check(x64 + 1.0)

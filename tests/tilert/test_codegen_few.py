@@ -1,13 +1,15 @@
 """Kernels of few rows that are not a model's: operands from any place on, or of one array on both
 sides, sums that begin with something, pieces that an index map places."""
 
+import re
+
 import numpy as np
 import pytest
 
 import tilert
 from tests.tilert.checks import data
 from tests.tilert.emulator import EmulatedDevice
-from tests.tilert.products import is_pipelined, last_text, needs_compiler
+from tests.tilert.products import hopper, is_pipelined, last_text, needs_compiler
 from tilert import Const, Mut, Ref, UniqueIndex, bf16, f32, sass
 from tilert.codegen import ring
 from tilert.language import mma, span, tiles, zeros
@@ -124,3 +126,64 @@ def test_what_sums_of_two_terms_begin_with_counts_once(rows: int) -> None:
     assert "share_sums<" in last_text(device)
     wanted = x64 @ w64.T + bias64 + 3.0
     assert np.abs(y.numpy() - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
+@tilert.kernel
+def both_sides(y: Mut, a: Ref, u: Ref, w: Ref, bk: Const[int]):
+    """A tile is a left operand here and a right one there, beside one that is a left one alone."""
+    m, n = y.index
+    acc, other = zeros(y.shape, f32), zeros(y.shape, f32)
+    for k in tiles(a, axis=1, size=bk):
+        t, v = u[n, k].T, w[n, k]
+        acc = mma(a[m, k], t, acc)
+        acc = mma(a[m, k], v.T, acc)
+        other = mma(v, t, other)
+    y.store(acc - other)
+
+
+def check_both_sides(device: tilert.Device, rows: int, depth: int) -> None:
+    (a, a64), (u, u64), (w, w64) = (
+        data(device, (rows, 320), bf16, seed=seed) for seed in (1, 2, 3)
+    )
+    y = tilert.empty((rows, rows), f32, device)
+    both_sides(y.partition(rows, rows), a, u, w, bk=depth).sync()
+    want = a64 @ u64.T + a64 @ w64.T - w64 @ u64.T
+    assert np.abs(y.numpy() - want).max() < 1e-3 * np.abs(want).max()
+
+
+@needs_compiler
+@pytest.mark.parametrize(("rows", "depth"), [(16, 64), (24, 128), (40, 64)])
+def test_one_tile_on_both_sides_beside_another(rows: int, depth: int) -> None:
+    check_both_sides(EmulatedDevice("sm_90a"), rows, depth)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "depth"), [(16, 64), (24, 128), (40, 64)])
+def test_one_tile_on_both_sides_beside_another_on_a_gpu(rows: int, depth: int) -> None:
+    check_both_sides(hopper(), rows, depth)
+
+
+@pytest.mark.parametrize(("rows", "depth"), [(16, 64), (16, 256), (24, 128), (32, 64), (40, 64)])
+def test_a_block_has_all_that_its_products_read(rows: int, depth: int) -> None:
+    """64 rows from where each left operand of the last stage begins, in whichever ring it is."""
+    device = TargetDevice("sm_90a")
+    a, u, w = (tilert.empty((n, 4096), bf16, device) for n in (rows, 8 * rows, 8 * rows))
+    y = tilert.empty((rows, 8 * rows), f32, device)
+    both_sides(y.partition(rows, rows), a, u, w, bk=depth).run()
+    (kernel,) = device.kernels
+    assert kernel.schedule == "pipelined"
+    text = kernel.text
+    stages = {
+        name: (int(at or 0), int(size))
+        for name, at, size in re.findall(
+            r"const u32 (\w*at) = ring \+ (?:(\d+) \+ )?\w*stage \* (\d+);", text
+        )
+    }
+    counts = {name: int(n) for name, n in re.findall(r"if \(\+\+(\w*stage) == (\d+)\)", text)}
+    starts = re.findall(r"const u64 a = descriptor\((\w*at) \+ (\d+)\);", text)
+    assert {name for name, _ in starts} == {"at", "left_at"}
+    for name, offset in starts:
+        at, size = stages[name]
+        last = at + (counts[name.replace("at", "stage")] - 1) * size + int(offset)
+        boxes = depth // 64 - 1
+        assert last + boxes * rows * 128 + 64 * 128 <= kernel.shared_bytes

@@ -333,6 +333,18 @@ def test_what_is_no_row_of_each_program_is_not_brought() -> None:
     assert [brought(kernel.text) for kernel in device.kernels] == [[]] * 6
 
 
+def test_rows_longer_than_the_copy_engine_takes_are_not_brought(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = TargetDevice("sm_90a")
+    x, gain = data(device, (3, 256), f32)[0], data(device, (256,), f32)[0]
+    for most, count in ((1024, 0), (1040, 1)):
+        monkeypatch.setattr(streaming, "MOST_COPIED", most)
+        device.launchers.clear()
+        row_norm(tilert.empty((3, 256), f32, device).partition(1, 256), x, gain).run()
+        assert len(brought(device.kernels[-1].text)) == count
+
+
 @needs_compiler
 @pytest.mark.parametrize(("bound", "outside"), [("a_x_dim0", False), ("a_x_dim0 + 1", True)])
 def test_only_rows_that_are_there_are_brought(

@@ -370,6 +370,16 @@ def test_compiled(tile: tuple[int, int, int], stages: int) -> None:
     assert 190 << 10 <= kernel.shared_bytes <= 227 << 10
 
 
+@pytest.mark.parametrize(
+    ("tile", "left"), [((8, 47, 512), 4), ((32, 47, 512), 3), ((24, 76, 512), 2)]
+)
+def test_left_operands_leave_room(tile: tuple[int, int, int], left: int) -> None:
+    """Of many rows and deep steps they have fewer stages, not weights less than two."""
+    (kernel,) = compiled((64, 1024, 1024), tile).kernels
+    assert kernel.schedule == "thin" and kernel.shared_bytes <= 227 << 10
+    assert f"if (++left_stage == {left})" in kernel.text
+
+
 def test_machine_code() -> None:
     (kernel,) = compiled((8, 6144, 2560), (8, 48, 128)).kernels
     (lines,) = sass.disassemble([kernel.cubin], "sm_90a")

@@ -228,6 +228,15 @@ def vector(e: Emitter, where: Address, layout: Layout) -> int:
 _WORDS = {16: "vec16", 8: "vec8", 4: "u32"}
 
 
+def _fill(fill: float, dtype: DType) -> str:
+    """C++ of what elements that are not there have. Of 8 bits by its bits: a conversion ends at the
+    largest number, and a fill may be infinite."""
+    if dtype.is_narrow and dtype.bits == 8:
+        bits = int.from_bytes(np.full(1, fill).astype(dtype.numpy).tobytes(), "little")
+        return f"{c_type(dtype)}{{{bits}}}"
+    return literal(fill, dtype)
+
+
 def _filled(fill: float, dtype: DType) -> str:
     """C++ of 16 bytes of elements with one value."""
     bits = np.full(16 // dtype.itemsize, fill).astype(dtype.numpy).tobytes()
@@ -283,7 +292,7 @@ def _read(e: Emitter, op: Op, where: Address, pointer: str, fill: float, call: s
         conditions = " && ".join(where.uniform)
         value = f"{pointer}[0]"
         if conditions:
-            value = f"({conditions}) ? {value} : {literal(fill, dtype)}"
+            value = f"({conditions}) ? {value} : {_fill(fill, dtype)}"
         e.line(f"{c_type(dtype)} {e.fresh_for(result)} = {value};")
         return
     layout = e.layout(result)
@@ -302,7 +311,7 @@ def _read(e: Emitter, op: Op, where: Address, pointer: str, fill: float, call: s
             value = f"load({pointer} + ({offset}))" if call else f"{pointer}[{offset}]"
             if guard:
                 # Not as a choice between both: that takes more registers.
-                e.line(f"{name}[{r}] = {literal(fill, dtype)};")
+                e.line(f"{name}[{r}] = {_fill(fill, dtype)};")
             e.line(f"{f'if ({guard}) ' if guard else ''}{name}[{r}] = {value};")
         return
     word = _WORDS[v * dtype.itemsize]
@@ -324,7 +333,7 @@ def _read(e: Emitter, op: Op, where: Address, pointer: str, fill: float, call: s
                 e.line(f"u.v = {fetch};")
             with e.braces("else"):
                 e.line("#pragma unroll")
-                e.line(f"for (int q = 0; q < {v}; ++q) u.e[q] = {literal(fill, dtype)};")
+                e.line(f"for (int q = 0; q < {v}; ++q) u.e[q] = {_fill(fill, dtype)};")
         else:
             e.line(f"u.v = {fetch};")
         e.line("#pragma unroll")

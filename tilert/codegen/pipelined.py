@@ -257,18 +257,22 @@ class Pipelined:
 
 def write_pipelined(function: Function, ring: Ring) -> Pipelined | None:
     """The kernel with as many stages as shared memory has room for, None where two are too many."""
-    scratch, boxes = 0, ring.rows >= GROUP_ROWS and ring.cluster == 1
+    scratch, behind, boxes = 0, 0, ring.rows >= GROUP_ROWS and ring.cluster == 1
     while True:
-        room = SHARED_BYTES - scratch - kept_bytes(ring) - received_bytes(ring) - 136
-        made = lanes(ring, room, boxes * boxes_bytes(prod(ring.groups)))
+        taken = scratch + behind + kept_bytes(ring) + received_bytes(ring) + 136
+        made = lanes(ring, SHARED_BYTES - taken, boxes * boxes_bytes(prod(ring.groups)))
         if made is None:
             return None
         written = Pipelined(function, ring, made, scratch, boxes)
         # How much scratch the text needs, and whether boxes, is known once it is written.
         needed = -(-written.consumer.scratch_bytes // 16) * 16
-        if needed <= scratch and written.consumer.boxes == boxes:
-            return written if written.shared_bytes <= SHARED_BYTES else None
-        scratch, boxes = max(scratch, needed), written.consumer.boxes
+        if needed > scratch or written.consumer.boxes != boxes:
+            scratch, boxes = max(scratch, needed), written.consumer.boxes
+        elif written.shared_bytes > SHARED_BYTES:
+            # Products read behind the rings.
+            behind += written.shared_bytes - SHARED_BYTES
+        else:
+            return written
 
 
 def _templates(ring: Ring) -> list[str]:

@@ -1,5 +1,6 @@
 """What the rings of the pipelined schedule take of shared memory, and how much of it."""
 
+from tilert.codegen.plan import source_of
 from tilert.codegen.producer import Lane
 from tilert.codegen.ring import COLUMNS, GROUP_ROWS, Box, Ring, Side
 from tilert.tensor_map import ROW_BYTES
@@ -14,7 +15,8 @@ take the places of its own, one by one, and fill their rings. With 80 KB, and ro
 products take up to 11 % longer on an H200, and a decode step of 8 sequences 26 %."""
 LEFT_BYTES, THIN_LEFT_STAGES = 96 * 1024, 4
 """Of the ring of left operands, unless two stages are more; and its stages where there are so few
-rows that warps compute. They come from the second-level cache."""
+rows that warps compute. They come from the second-level cache. Where the other ring would have no
+room, it has fewer."""
 WINDOW, LEAST_WINDOW = 64 * 1024, 4
 """Bytes of right operands that have been asked for and have not come, about, where they have a ring
 of their own, and stages at least: what keeps memory busy. With all of the ring, requests wait for
@@ -29,37 +31,51 @@ def lanes(ring: Ring, room: int, boxes: int) -> list[Lane] | None:
         boxes: bytes of what comes between the rings and their barriers.
     """
     side, *lefts = ring.sides
-    # What is behind a left operand of few rows is read as well.
-    found: list[tuple[Side, int, int]] = []
-    at = barriers = 0
-    for left in lefts:
-        stages = min(max(2, LEFT_BYTES // left.stage_bytes), MOST_STAGES)
-        stages = THIN_LEFT_STAGES if ring.thin else stages
-        found.append((left, stages, at))
-        at += stages * left.stage_bytes
-        barriers += 16 * stages
+    if not lefts:
+        return _lanes(ring, side, None, 0, room - boxes, boxes)
+    (left,) = lefts
+    most = min(max(2, LEFT_BYTES // left.stage_bytes), MOST_STAGES)
+    for stages in range(THIN_LEFT_STAGES if ring.thin else most, 1, -1):
+        found = _lanes(ring, side, left, stages, room - boxes, boxes)
+        if found is not None:
+            return found
+    return None
+
+
+def _lanes(
+    ring: Ring, side: Side, left: Side | None, left_stages: int, room: int, boxes: int
+) -> list[Lane] | None:
+    """The same with so many stages of left operands of their own."""
+    # The left ring comes first, for what is behind a left operand of few rows is read as well.
+    at = left_stages * left.stage_bytes if left is not None else 0
     most = 2 + -(-UNDER_WAY // side.stage_bytes) if ring.few else MOST_STAGES
-    stages = min(most, (room - at - barriers - boxes) // (side.stage_bytes + 16))
+    stages = min(most, (room - at - 16 * left_stages) // (side.stage_bytes + 16))
     if stages < 2:
         return None
-    found.insert(0, (side, stages, at))
-    window = max(LEAST_WINDOW, round(WINDOW / side.stage_bytes)) if lefts else 0
-    window = window if window < stages else 0
-    place = at + stages * side.stage_bytes + boxes
-    out = []
-    for one, count, first in found:
-        out.append(Lane(one, count, first, place, window if one is side else 0))
-        place += 16 * count
-    return out
+    window = max(LEAST_WINDOW, round(WINDOW / side.stage_bytes)) if left is not None else 0
+    barriers = at + stages * side.stage_bytes + boxes
+    made = [Lane(side, stages, at, barriers, window if window < stages else 0)]
+    if left is not None:
+        made.append(Lane(left, left_stages, 0, barriers + 16 * stages))
+    return made
 
 
 def read_bytes(ring: Ring, lanes: list[Lane]) -> int:
     """Shared memory that products of 64 rows read, which fewer rows do not fill."""
     if not ring.grouped:
         return 0
-    lane = lanes[-1]
-    last = max(box.offset + element_at(box, box.cols - COLUMNS) for box in lane.side.boxes)
-    return lane.at + (lane.stages - 1) * lane.side.stage_bytes + last + GROUP_ROWS * ROW_BYTES
+    products = (op for op in ring.loop.regions[0].ops if op.name == "mma")
+    lefts = {ring.boxes[source_of(op.args[0])[0]] for op in products}
+    return max(
+        lane.at
+        + (lane.stages - 1) * lane.side.stage_bytes
+        + box.offset
+        + element_at(box, box.cols - COLUMNS)
+        + GROUP_ROWS * ROW_BYTES
+        for lane in lanes
+        for box in lane.side.boxes
+        if box in lefts
+    )
 
 
 def element_at(box: Box, k: int) -> int:

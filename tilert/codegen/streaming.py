@@ -20,8 +20,9 @@ LIFTED_BYTES = 128
 FAR_BYTES = 132 * (32 << 10)
 """From a row to the one that the second-level cache is told to bring, about: a little less than an
 H200's blocks have of rows at once. Half and twice as far gain half as much."""
-COPIED = 16
-"""The copy engine's addresses and sizes are whole times so many bytes."""
+COPIED, MOST_COPIED = 16, 1 << 20
+"""The copy engine's addresses and sizes are whole times so many bytes; its instruction has 16 bits
+for how many times."""
 
 _SCALARS = ELEMENTWISE | {"const", "program", "dim"}
 _SIMPLE = _SCALARS | {"iota", "load", "store_piece", "reduce", "broadcast", "reshape"}
@@ -86,7 +87,8 @@ def far_rows(function: Function) -> dict[Op, int]:
             and param.aligned
             and param.strides[1] == 1
             and stride is not None
-            and stride * param.dtype.itemsize % COPIED == nbytes % COPIED == 0 < nbytes
+            and stride * param.dtype.itemsize % COPIED == nbytes % COPIED == 0
+            and 0 < nbytes < MOST_COPIED
         ):
             found[op] = max(1, FAR_BYTES // nbytes)
     return found
