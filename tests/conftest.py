@@ -99,6 +99,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{count} {reason}")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def swept() -> None:
+    """What was there before a module stays: the many collections of its tests need not walk it."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> "Iterator[tilert.Device]":
     """Each backend in turn: a test that takes it runs on cpu, and on cuda where there is one."""

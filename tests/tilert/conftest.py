@@ -1,7 +1,5 @@
 """Fixtures of the tests of tilert."""
 
-import gc
-
 import pytest
 
 import tilert
@@ -21,13 +19,6 @@ from tilert.codegen import schedules
 def everywhere(request: pytest.FixtureRequest) -> tilert.Device:
     """As `device`, and CUDA text run on the host: for tests of few kernels, which g++ compiles."""
     return EmulatedDevice() if request.param == "emulated" else tilert.device(request.param)
-
-
-@pytest.fixture(scope="module")
-def swept() -> None:
-    """What was there before stays: the many collections of a module's tests need not walk it."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def named(value: object) -> str:
 
 
 @pytest.fixture(autouse=True)
-def forgotten(monkeypatch: pytest.MonkeyPatch, swept: None) -> Iterator[None]:
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(opt_out, "_known", {})
     yield
     sys.modules.pop("kernels", None)

@@ -17,9 +17,7 @@ from tilert import LaunchError, MovedError, OwnershipError, f32
 
 
 @pytest.fixture(params=KINDS)
-def dev(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, swept: None
-) -> Iterator[tilert.Device]:
+def dev(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tilert.Device]:
     device = make_device(request.param, monkeypatch)
     yield device
     gc.collect()

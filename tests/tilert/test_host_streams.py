@@ -25,9 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(params=KINDS)
-def dev(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, swept: None
-) -> Iterator[tilert.Device]:
+def dev(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tilert.Device]:
     device = make_device(request.param, monkeypatch)
     yield device
     gc.collect()

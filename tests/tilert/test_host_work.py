@@ -20,9 +20,7 @@ from tilert import DeviceError, LaunchError, MovedError, f32
 
 
 @pytest.fixture(params=KINDS)
-def dev(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, swept: None
-) -> Iterator[tilert.Device]:
+def dev(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tilert.Device]:
     device = make_device(request.param, monkeypatch)
     yield device
     gc.collect()
