@@ -106,6 +106,15 @@ def swept() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def one_thread_of_torch(request: pytest.FixtureRequest) -> None:
+    """As of BLAS: where others use the cores, its threads wait for each other most of the time."""
+    if request.node.get_closest_marker("oracle") is not None:
+        import torch
+
+        torch.set_num_threads(1)
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> "Iterator[tilert.Device]":
     """Each backend in turn: a test that takes it runs on cpu, and on cuda where there is one."""
