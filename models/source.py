@@ -15,6 +15,7 @@ from models.default_model import Progress
 from models.errors import LoadError
 from models.files import expand_user, is_file, reason, shown_path
 from models.gguf_loader import GGUFCheckpoint
+from models.presets import PRESETS
 from models.safetensors_loader import SafetensorsCheckpoint
 from models.weights import Checkpoint
 
@@ -73,9 +74,10 @@ def resolve(
     if _looks_like_path(model):
         raise LoadError(f"{shown_path(model)}: there is no such file or folder")
     if not _HUB_ID.fullmatch(model) or len(model) > _LONGEST_HUB_ID:
+        made_up = "; for that shape with made-up weights, choose load format dummy"
         raise LoadError(
             f"'{shown_path(model)}' is neither a local folder or .gguf file nor a Hub id "
-            "(owner/name, such as Qwen/Qwen3-0.6B)"
+            f"(owner/name, such as Qwen/Qwen3-0.6B){made_up * (model in PRESETS)}"
         )
     return ModelSource("folder", _hub_snapshot(model, revision, report), model)
 

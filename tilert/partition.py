@@ -145,8 +145,8 @@ class Partition:
         """See `tilert.ownership.Holder`."""
         if self.taken is None:
             return (
-                f"a partition made at {self.place}; pass it to a kernel and use what the op"
-                " returns, or drop it"
+                f"a partition made at {self.place}, which has its memory to itself; pass it to a"
+                " kernel and use what the op returns, or drop it"
             )
         return f"{self._taker()}; use what its .run() or .sync() returns"
 

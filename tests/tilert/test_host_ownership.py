@@ -132,8 +132,9 @@ def test_moved_message_names_the_partition(dev: FakeCpu) -> None:
     with pytest.raises(MovedError) as caught:
         y.numpy()
     assert str(caught.value) == (
-        f"O5 move: array of shape [4, 8] is held by a partition made at {__file__}:{line};"
-        " pass it to a kernel and use what the op returns, or drop it"
+        f"O5 move: array of shape [4, 8] is held by a partition made at {__file__}:{line},"
+        " which has its memory to itself; pass it to a kernel and use what the op returns, or drop"
+        " it"
     )
     np.testing.assert_array_equal(y[2:].numpy()[0, 0], 16)
     y[2:].partition(1, 8)
