@@ -180,7 +180,11 @@ def work_through(device: tilert.Device, lines: Iterator[str]) -> Iterator[dict[s
             answer = {"results": measure(memory, work_of(memory, case, copies_of(case)), variants)}
         except Exception as error:
             answer = {"failed": f"{type(error).__name__}: {error}"}
-        yield {**answer, "restart": _lost(memory)}
+        lost = _lost(memory)
+        if lost and len(variants) > 1:
+            # Those behind the one that lost it have failed for no fault of theirs.
+            answer = {"failed": "one of the variants lost the device"}
+        yield {**answer, "restart": lost}
         if memory.torch is not None and device.kind == "cuda":
             memory.torch.cuda.empty_cache()
 

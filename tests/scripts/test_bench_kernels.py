@@ -4,7 +4,7 @@ import contextlib
 import json
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -224,6 +224,25 @@ def test_variants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         {"failed": "ValueError: no"},
         {"times": [3.0, 6.0], "error": 0.5},
     ]
+
+
+def test_a_lost_device_is_no_result_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked asks for each alone; of one alone it is what failed."""
+
+    def measure(_: Any, __: Any, variants: Sequence[Variant]) -> list[dict[str, Any]]:
+        return [{"failed": f"DeviceError: {variant.name}"} for variant in variants]
+
+    monkeypatch.setattr(bench_kernels, "measure", measure)
+    monkeypatch.setattr(bench_kernels, "_lost", lambda _: True)
+    monkeypatch.setattr(bench_kernels, "_torch", lambda: None)
+    asked = [["ours", "plain"], ["ours"]]
+    lines = [
+        json.dumps({"case": asdict(GEMM), "variants": [asdict(Variant(n)) for n in names]})
+        for names in asked
+    ]
+    several, alone = work_through(tilert.device("cpu"), iter(lines))
+    assert several == {"failed": "one of the variants lost the device", "restart": True}
+    assert alone == {"results": [{"failed": "DeviceError: ours"}], "restart": True}
 
 
 def test_each_variant_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
