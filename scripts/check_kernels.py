@@ -206,6 +206,9 @@ def _hasty(kernel: CompiledKernel, lines: Sequence[str]) -> tuple[str, ...]:
     """What touches memory too early: in kernels that can read ahead, all but reading."""
     found = sass.hasty(lines)
     allowed = _AHEAD.get(kernel.schedule, ()) if kernel.early else ()
+    if kernel.apart:
+        # Under a condition of its own, which is looked at below.
+        allowed = *allowed, "STG"
     hasty = [n for n in found if not any(sass.contains(n, kind) for kind in allowed)]
     if kernel.schedule == "streaming":
         # Nothing at all where they may not.

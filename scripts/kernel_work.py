@@ -23,6 +23,8 @@ __all__ = ["Work", "switch", "work_of"]
 Call = Callable[[], object]
 EPS = 1e-6
 SAMPLED_ROWS, SAMPLED_COLUMNS = 24, 512
+STREAMED_ROWS = 256
+"""Of what has no products. The largest error of few norms in f32 is a matter of luck."""
 
 
 @tilert.kernel
@@ -255,7 +257,7 @@ class Streaming(Work):
 
     def check(self, variant: Variant) -> tuple[Floats, Floats]:
         """See `Work`."""
-        index = self.sampled(self.case["rows"], SAMPLED_ROWS), np.arange(self.case["columns"])
+        index = self.sampled(self.case["rows"], STREAMED_ROWS), np.arange(self.case["columns"])
         a, got = self.memory.sample(self._a[0], *index), self.memory.sample(self.outputs[0], *index)
         match self.case.name:
             case "copy":

@@ -119,7 +119,7 @@ class CudaLauncher:
         self, device: "CudaDevice", function: ir.Function, handle: driver.Handle, threads: int,
         shared_bytes: int, sites: tuple[Site, ...] | None = None, maps: tuple[TensorMap, ...] = (),
         walks: bool = False, waits: bool = False, early: tuple[int, ...] = (), whole: bool = False,
-        cluster: int = 1,
+        cluster: int = 1, apart: bool = False,
     ) -> None:  # fmt: skip
         self._device = device
         faults = device.watch.faults
@@ -130,6 +130,7 @@ class CudaLauncher:
         self._early = early
         self._whole = whole
         self._cluster = cluster
+        self._apart = apart
         # Kernels that leave no room for others let them start early where they do so themselves to
         # read ahead: their blocks end at about the same time. Prefills take longer with it.
         self._leads = waits and (2 * shared_bytes <= device.shared_bytes or bool(early))
@@ -177,6 +178,8 @@ class CudaLauncher:
             [packed(spec, arrays[spec.param]) for spec in self._maps],
             self._waits, self._leads,
             [span(arrays[param]) for param in self._early], self._whole,
+            # A kernel whose blocks are all there at once is over before the next can be told.
+            self._apart and blocks * self._threads > self._device.resident,
         ).enqueue  # fmt: skip
 
 
@@ -223,6 +226,7 @@ class CudaDevice(QueuedDevice):
         self.shared_bytes = self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         self._max_pitch = self._attribute("MAX_PITCH")
         self.concurrent = self._attribute("MULTIPROCESSOR_COUNT")
+        self.resident = self.concurrent * self._attribute("MAX_THREADS_PER_MULTIPROCESSOR")
         self.enter()
         self.open(driver.create_stream())
         # For recording graphs; nothing else is on them.
@@ -450,6 +454,7 @@ class CudaDevice(QueuedDevice):
         return CudaLauncher(
             self, function, handle, source.threads, source.shared_bytes, source.sites,
             source.maps, source.walks, source.waits, source.early, source.whole, source.cluster,
+            source.apart,
         )  # fmt: skip
 
     # Order

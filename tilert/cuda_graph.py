@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tilert import driver, kernel_launch
-from tilert.codegen.early import AT_ONCE
+from tilert.codegen.early import APART, AT_ONCE, BEHIND_ONE
 from tilert.errors import DeviceError, LaunchError
 from tilert.order import Lane
 from tilert.ownership import Region
@@ -121,7 +121,9 @@ class _Recording:
     edge: copies, fills, kernels that do not wait, waits for other branches, the graph's beginning.
 
     What no piece of the graph writes, a kernel may read before it waits: nothing else can write it
-    before the graph is complete (rule O6).
+    before the graph is complete (rule O6). A kernel that reads nothing else, and writes nothing
+    that the one before uses, stores before that is complete, too: its first block alone waits, and
+    so it is complete after all before it. What is complete or not at that time, see `_words`.
 
     The events of a capture say nothing outside it, so they are not used again.
     """
@@ -177,23 +179,40 @@ def _words(pieces: Sequence[Piece]) -> dict[int, int]:
     """For each kernel that waits, by its piece's identity, what it may do before it waits.
 
     It may read what no piece writes, and where the next kernel of its stream has something to read
-    ahead, it makes way for it at once.
+    ahead, it makes way for it at once. Where that one reads nothing that any piece writes, and
+    writes nothing that this one uses, it need not wait for this one, which then lets it start only
+    when all before are complete: so two kernels are under way at most.
     """
     written = _Written(pieces)
     words: dict[int, int] = {}
-    # Of each stream, whether the piece behind the present one reads ahead.
-    reads: dict[Lane | None, bool] = {}
+    # Of each stream, the piece behind the present one where it reads ahead.
+    readers: dict[Lane | None, Piece | None] = {}
     for piece in reversed(pieces):
         launch = _launch(piece)
         if launch is None or not launch.waits:
-            reads[piece.lane] = False
+            readers[piece.lane] = None
             continue
         word = sum(1 << bit for bit, read in enumerate(launch.ahead) if read not in written)
         if launch.whole and word.bit_count() < len(launch.ahead):
             word = 0
-        words[id(piece)] = word | AT_ONCE * reads.get(piece.lane, False)
-        reads[piece.lane] = word != 0
+        reads, reader = word != 0, readers.get(piece.lane)
+        if reader is not None:
+            word |= AT_ONCE
+            if _apart(piece, reader):
+                word |= BEHIND_ONE
+                words[id(reader)] |= APART
+        words[id(piece)] = word
+        readers[piece.lane] = piece if reads else None
     return words
+
+
+def _apart(piece: Piece, reader: Piece) -> bool:
+    """Whether a kernel that reads all its operands ahead need not wait for the one before it."""
+    before, launch = _launch(piece), _launch(reader)
+    if before is None or launch is None or not (before.apart and launch.apart and launch.whole):
+        return False
+    written = _Written([reader])
+    return all(_span(storage.address, region) not in written for storage, region, _ in piece.uses)
 
 
 def _launch(piece: Piece) -> kernel_launch.Launch | None:

@@ -103,11 +103,13 @@ class Launch:
         ahead: memory that it can read before it waits, as (first address, address behind the last)
             for each bit of that argument, from the lowest on.
         whole: whether it does so with all of that or with nothing.
+        apart: whether it need not wait for a kernel that it shares no memory with, once it has
+            read all of that, and can keep the one behind it back until it has waited.
         values: the arguments, then the pointers to them and to the maps that the driver takes.
     """
 
     __slots__ = ("_blocks", "_enqueue", "_function", "_last", "_maps", "_pointers",
-                 "_shared_bytes", "_threads", "ahead", "leads", "values", "waits",
+                 "_shared_bytes", "_threads", "ahead", "apart", "leads", "values", "waits",
                  "whole")  # fmt: skip
 
     def __init__(
@@ -122,11 +124,13 @@ class Launch:
         leads: bool = False,
         ahead: Sequence[tuple[int, int]] = (),
         whole: bool = False,
+        apart: bool = False,
     ) -> None:
         self.waits = waits
         self.leads = leads
         self.ahead = ahead
         self.whole = whole
+        self.apart = apart
         n, first = len(values), len(maps)
         self._last = n - 1
         self._function = function

@@ -43,6 +43,7 @@ class CompiledKernel:
         cubin: what it compiles to.
         resources: what the assembler says that uses.
         early: parameters that it can read before it waits for earlier kernels.
+        apart: whether it need not wait at all behind a kernel that it shares no memory with.
     """
 
     name: str
@@ -54,6 +55,7 @@ class CompiledKernel:
     cubin: bytes
     resources: nvrtc.Resources
     early: tuple[int, ...] = ()
+    apart: bool = False
 
 
 class _Block:
@@ -131,7 +133,7 @@ class TargetDevice(Device):
         self.kernels.append(
             CompiledKernel(
                 function.name, source.text, source.entry, source.threads, source.shared_bytes,
-                source.schedule, cubin, used, source.early,
+                source.schedule, cubin, used, source.early, source.apart,
             )
         )  # fmt: skip
         return _Launcher(self.launches, function.name, source.maps)

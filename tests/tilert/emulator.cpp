@@ -44,6 +44,7 @@ int threads, block_threads;
 u32 seed;
 u64 slots[MOST][8];
 bool waited[MOST];
+u32 word;
 void (*body)();
 
 int block() { return threadIdx.x / block_threads; }

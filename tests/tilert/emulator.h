@@ -39,6 +39,9 @@ const u32 SPACE = 1 << 18;  // of shared memory, from one block of a cluster to 
 extern int threads, block_threads;
 extern u64 slots[MOST][8];
 extern bool waited[MOST];
+// What the kernel may do before it waits, and bits of it, as early.py has them.
+extern u32 word;
+const u32 APART = 1u << 30, BEHIND_ONE = 1u << 29;
 
 int block();
 char* memory();
@@ -124,12 +127,16 @@ template <class T> DEV T shuffle_xor(T v, int mask) {
 template <class T> DEV T load(const T* p) { return *p; }
 DEV vec16 load16(const void* p) { vec16 v; std::memcpy(&v, p, 16); return v; }
 DEV void store16(void* p, vec16 v) {
-  if (!emulator::waited[threadIdx.x])
+  const bool apart = emulator::word & emulator::APART && blockIdx.x != 0;
+  if (!emulator::waited[threadIdx.x] && !apart)
     emulator::fail("memory was written before earlier grids were complete");
   std::memcpy(p, &v, 16); }
 DEV vec16 load16_stream(const void* p) { return load16(p); }
 DEV vec16 load16(const void* p, bool ok, vec16 v) { return ok ? load16(p) : v; }
-DEV void later_grids_may_start() {}
+DEV void later_grids_may_start() {
+  const bool keeps = emulator::word & emulator::BEHIND_ONE && blockIdx.x == 0;
+  if (!emulator::waited[threadIdx.x] && keeps)
+    emulator::fail("later grids may start before all but this one are complete"); }
 DEV void bring_soon(const void* p, u32 n) {
   if ((size_t)p % 16 || n % 16) emulator::fail("the second-level cache cannot bring this");
   for (u32 i = 0; i < n; ++i) (void)((const volatile char*)p)[i]; }

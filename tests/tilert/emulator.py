@@ -164,6 +164,7 @@ def host_text(text: str, function: ir.Function, threads: int) -> str:
             f"void call() {{ {entry[1]}({', '.join(names)}); }}",
             "}",
             f'extern "C" const char* run(int blocks, {taken}) {{',
+            *["  emulator::word = early;"] * ("early" in names),
             *(f"  kept::{n} = {value};" for n, value in zip(names, given, strict=True)),
             "  gridDim.x = blocks;",
             "  for (int b = 0; b < blocks; ++b) {",

@@ -21,6 +21,7 @@ from tests.tilert.fake_graph import Node, Replay
 from tests.tilert.simulated import Queue, Reached, run_one
 from tilert import driver, ir, kernel_launch
 from tilert.array import Array
+from tilert.codegen.early import APART, BEHIND_ONE
 from tilert.cpu_device import CpuDevice
 from tilert.cuda_device import CudaDevice
 from tilert.cuda_graph import span
@@ -117,9 +118,11 @@ class FakeDriver:
         waits: bool = False,
         tells: bool = False,
         begin: Callable[[], None] = lambda: None,
+        word: int = 0,
     ) -> tuple[Any]:
         if stream.capture is not None:
-            node = Node(kind, work, set(stream.after), early, waits, tells, begin)
+            flags = bool(word & APART), bool(word & BEHIND_ONE)
+            node = Node(kind, work, set(stream.after), early, waits, tells, begin, *flags)
             stream.capture.nodes.append(node)
             stream.after = {len(stream.capture.nodes) - 1}
         else:
@@ -328,7 +331,7 @@ class FakeDriver:
             assert not word, "a kernel reads ahead outside of a graph"
             return self.put(stream, lambda: kernel.call(None), "kernel", early, waits, tells)
         at_work = kernel.reading_ahead(word)
-        return self.put(stream, at_work.run, "kernel", early, waits, tells, at_work.begin)
+        return self.put(stream, at_work.run, "kernel", early, waits, tells, at_work.begin, word)
 
     def _cuStreamBeginCapture(self, stream: Stream, mode: Any) -> Any:
         assert stream.capture is None
@@ -436,16 +439,24 @@ class _Launcher:
 
     Args:
         waits: whether the kernel waits for earlier ones itself. says: whether its launches say so.
+        apart: whether it can do without where it shares no memory with the one before.
     """
 
     def __init__(
-        self, fake: FakeDriver, inner: Launcher, function: ir.Function, waits: bool, says: bool
+        self,
+        fake: FakeDriver,
+        inner: Launcher,
+        function: ir.Function,
+        waits: bool,
+        says: bool,
+        apart: bool,
     ) -> None:
         self.fake = fake
         self.inner = inner
         self.refs = [p.position for p in function.params if p.kind == "ref"]
         self.waits = waits
         self.says = says
+        self.apart = apart
 
     def bind(
         self,
@@ -459,8 +470,9 @@ class _Launcher:
         number = len(self.fake.functions)
         self.fake.functions[number] = _Kernel(self.fake, call, ahead), self.waits, self.says
         launch = kernel_launch.Launch(
-            "function", 1, 1, 0, [number, 0], waits=self.says, leads=self.says, ahead=ahead
-        )
+            "function", 1, 1, 0, [number, 0], waits=self.says, leads=self.says, ahead=ahead,
+            **({"whole": True, "apart": True} if self.apart else {}),
+        )  # fmt: skip
         return launch.enqueue
 
 
@@ -486,10 +498,16 @@ class FakeCudaDevice(CudaDevice):
         """Whether the launches of a kernel say that it waits."""
         return self.waits(function)
 
+    def apart(self, function: ir.Function) -> bool:
+        """Whether a kernel need not wait for one that it shares no memory with."""
+        return False
+
     def compile(self, function: ir.Function) -> Launcher:
         waits = self.waits(function)
         inner = self.cpu.compile(function)
-        return _Launcher(self.fake, inner, function, waits, self.says(function))
+        return _Launcher(
+            self.fake, inner, function, waits, self.says(function), self.apart(function)
+        )
 
     def begin_compile(self, function: ir.Function) -> Callable[[], Launcher]:
         return functools.partial(self.compile, function)

@@ -15,8 +15,9 @@ import tilert
 from tests.tilert.checks import FLOATS, Frame, data, ints
 from tests.tilert.emulator import EmulatedDevice
 from tests.tilert.products import mistaken, needs_compiler
-from tilert import Const, Dyn, Mut, Ref, bf16, f16, f32, sass
+from tilert import Const, Dyn, Mut, Ref, bf16, f16, f32, i32, sass
 from tilert.codegen import streaming
+from tilert.codegen.early import APART, AT_ONCE, BEHIND_ONE
 from tilert.codegen.layout import Layout, blocked
 from tilert.codegen.streaming import LIFTED_BYTES
 from tilert.language import debug_assert, mean, rsqrt, static_range, sum
@@ -388,7 +389,8 @@ def test_reading_before_earlier_grids_are_complete(early: int) -> None:
 
 @needs_compiler
 def test_a_store_before_earlier_grids_are_complete_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    mistaken(monkeypatch, "\n  wait_for_earlier_grids();", "")
+    wait = f"\n  if (!(early & {APART}u) || blockIdx.x == 0) wait_for_earlier_grids();"
+    mistaken(monkeypatch, wait, "")
     for early, wrong in ((1, False), (3, True)):
         device = EmulatedDevice("sm_90a", early=early)
         a, _ = data(device, (5, 96), f32)
@@ -398,6 +400,76 @@ def test_a_store_before_earlier_grids_are_complete_shows(monkeypatch: pytest.Mon
                 op.sync()
         else:
             op.sync()
+
+
+@needs_compiler
+@pytest.mark.parametrize("word", [APART, AT_ONCE | BEHIND_ONE, APART | AT_ONCE | BEHIND_ONE])
+def test_kernels_that_share_no_memory_with_the_one_before(word: int) -> None:
+    device = EmulatedDevice("sm_90a", early=3 | word)
+    a, a64 = data(device, (5, 96), f32)
+    b, b64 = data(device, (5, 96), f32, seed=1)
+    y = Frame(device, (5, 96), f32)
+    add_rows(y.piece(1, 96), a, b).sync()
+    y.check(a64 + b64, scale=np.abs(a64) + np.abs(b64))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        # No block waits, so that it may be complete before what comes before it.
+        (" || blockIdx.x == 0) wait", ") wait", "written before earlier grids"),
+        # All blocks do without where it shares memory with the one before.
+        (f"if (!(early & {APART}u) || blockIdx", "if (blockIdx", "written before earlier grids"),
+        (f"!((early & {BEHIND_ONE}u) && ", "!(0 && ", "later grids may start before"),
+    ],
+)
+def test_mistakes_about_who_waits(
+    old: str, new: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistaken(monkeypatch, old, new)
+    for word in (0, APART, APART | AT_ONCE | BEHIND_ONE):
+        device = EmulatedDevice("sm_90a", early=3 | word)
+        a, _ = data(device, (5, 96), f32)
+        op = add_rows(Frame(device, (5, 96), f32).piece(1, 96), a, a)
+        # A mistake about one block shows where it may wait less than the others.
+        shows = "written" not in message and word & BEHIND_ONE
+        shows |= word and old.startswith(" ||")
+        shows |= not word and old.startswith("if (!")
+        if shows:
+            with pytest.raises(AssertionError, match=message):
+                op.sync()
+        else:
+            op.sync()
+
+
+def test_which_kernels_can_do_without_waiting() -> None:
+    """Those that read all of their operands ahead, only store pieces, and sum no rows."""
+    device = TargetDevice("sm_90a")
+
+    def new(*shape: int, dtype: tilert.DType = f32) -> tilert.Array:
+        return tilert.empty(shape, dtype, device)
+
+    add_rows(new(5, 64).partition(1, 64), new(5, 64), new(5, 64)).run()
+    added_to(new(5, 64).partition(1, 64), new(5, 64), new(5, 64)).run()
+    rows = (new(5, 64).partition(1, 64) for _ in range(2))
+    normed(*rows, new(5, 64), new(5, dtype=i32), new(3, 64)).run()
+    row_norm(new(5, 64).partition(1, 64), new(5, 64), new(64)).run()
+    index = tilert.UniqueIndex.checked(np.arange(5), device)
+    add_rows(new(9, 64).partition_at(index, 1, 64), new(5, 64), new(5, 64)).run()
+    assert [(k.name, k.apart) for k in device.kernels] == [
+        ("add_rows", True),
+        ("added_to", False),
+        ("normed", False),
+        ("row_norm", False),
+        ("add_rows", False),
+    ]
+    for kernel in device.kernels:
+        assert (f"early & {APART}u" in kernel.text) == kernel.apart
+    checked = TargetDevice("sm_90a", check=True)
+    x = tilert.empty((5, 64), f32, checked)
+    add_rows(tilert.empty((5, 64), f32, checked).partition(1, 64), x, x).run()
+    assert not checked.kernels[0].apart
 
 
 def test_what_is_read_before_earlier_grids_are_complete() -> None:
@@ -434,11 +506,12 @@ def test_nothing_is_loaded_before_earlier_grids_are_waited_for(arch: str) -> Non
         y, rest = (Frame(device, (5, 90), dtype) for _ in range(2))
         normed(y.piece(1, 90), rest.piece(1, 90), x, ints(device, np.zeros(5)), gains).run()
         add_rows(Frame(device, (5, 90), dtype).piece(2, 64), x, x).run()
-    for lines in sass.disassemble([kernel.cubin for kernel in device.kernels], arch):
+    listings = sass.disassemble([kernel.cubin for kernel in device.kernels], arch)
+    for kernel, lines in zip(device.kernels, listings, strict=True):
         assert "ACQBULK" in sass.names(lines) and sass.hasty(lines, ahead=False) == []
-        # Unless the word allows it, and then nothing but loads.
+        # Unless the word allows it: loads, and where it allows that, what is stored.
         found = {name.split(".")[0] for name in sass.hasty(lines)}
-        assert found == {"LDG"}
+        assert found == {"LDG", "STG"} if kernel.apart else {"LDG"}
 
 
 def test_scratch_that_nothing_has_used_needs_no_barrier_before_it() -> None:

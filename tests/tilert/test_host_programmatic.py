@@ -26,7 +26,7 @@ from tilert import (
     opt_out,
     sass,
 )
-from tilert.codegen.early import AT_ONCE
+from tilert.codegen.early import APART, AT_ONCE, BEHIND_ONE, can_be_apart
 from tilert.cpu_device import CpuDevice
 from tilert.cuda_graph import early_kernels, span
 from tilert.language import sum as total
@@ -77,6 +77,13 @@ class Rash(FakeCudaDevice):
 
     def says(self, function: ir.Function) -> bool:
         return True
+
+
+class Apart(FakeCudaDevice):
+    """Kernels that need not wait for one that they share no memory with."""
+
+    def apart(self, function: ir.Function) -> bool:
+        return self.waits(function) and can_be_apart(function)
 
 
 def shown(graph: tilert.Graph) -> str:
@@ -305,6 +312,52 @@ def test_what_reads_all_ahead_or_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         assert words == [3, AT_ONCE, 3]
 
 
+def words_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The words of kernels that are recorded from now on."""
+    words: list[int] = []
+    record = kernel_launch.Launch.record
+
+    def noted(launch: kernel_launch.Launch, stream: Any, behind: bool, early: int) -> None:
+        words.append(early)
+        record(launch, stream, behind, early)
+
+    monkeypatch.setattr(kernel_launch.Launch, "record", noted)
+    return words
+
+
+def test_kernels_that_share_no_memory_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = fake_cuda(monkeypatch, 0, kind=Apart)
+    a, b, c, d, e = some(device, 5)
+    words = words_of(monkeypatch)
+    first, last = 3 | AT_ONCE | BEHIND_ONE, 3 | APART
+
+    def captured(*steps: Callable[[], Any]) -> list[int]:
+        words.clear()
+        with tilert.capture(device, lambda: [step() for step in steps] and None):
+            return list(words)
+
+    def to(y: tilert.Array, x: tilert.Array = a) -> Callable[[], Any]:
+        return lambda: mix(y.partition(1, COLUMNS), x[: y.shape[0]], b[: y.shape[0]], by=2).run()
+
+    assert captured(to(c), to(d)) == [first, last]
+    assert captured(to(c), to(d), to(c), to(e)) == [first, *[first | APART] * 2, last]
+    # What the one before writes, or reads, or where what is read is written by whomever.
+    assert captured(to(c), to(c)) == [3 | AT_ONCE, 3]
+    assert captured(to(c, d), to(d)) == [AT_ONCE, 3]
+    assert captured(to(c, d), to(e), to(d)) == [AT_ONCE | BEHIND_ONE, first | APART, last]
+    assert captured(to(c), to(d, e), to(e)) == [3, AT_ONCE, 3]
+    # Pieces of one buffer.
+    assert captured(to(c[:2]), to(c[2:])) == [first, last]
+    assert captured(to(c[:2]), to(c[1:])) == [3 | AT_ONCE, 3]
+    # Copies come between, and kernels that wait.
+    assert captured(to(c), lambda: e.copy_from(a), to(d)) == [3, 3]
+    assert captured(to(c), lambda: onto(rows(e), a).run(), to(d)) == [3 | AT_ONCE, 1 | AT_ONCE, 3]
+    with device.stream() as one:
+        # Of one stream.
+        beside = mix(rows(d), a, b, by=2)
+        assert captured(to(c), lambda: beside.on(one).run(), to(e)) == [first, 3, last]
+
+
 def test_the_switch_leaves_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILERT_EARLY_KERNELS", "0")
     device = fake_cuda(monkeypatch, 0)
@@ -316,15 +369,21 @@ def test_the_switch_leaves_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> Non
 # That it shows in no result
 
 
-def play(device: tilert.Device, added: UnsafeKernel, seed: int) -> list[np.ndarray]:
-    """What a random captured program, replayed, makes of its arrays."""
+def play(device: tilert.Device, added: UnsafeKernel, seed: int, kept: int = 0) -> list[np.ndarray]:
+    """What a random captured program, replayed, makes of its arrays.
+
+    Args:
+        kept: arrays that nothing writes, which are then read four times out of five.
+    """
     chance = random.Random(seed)
-    pool = some(device, 5)
+    pool = some(device, kept + 5)
     streams = [None, *(device.stream() for _ in range(chance.randrange(4)))]
     lonely = chance.random() < 0.3
 
     def op(kind: int) -> None:
-        y, a, b = chance.sample(pool, 3)
+        y, a, b = chance.sample(pool[kept:], 3)
+        if kept and chance.random() < 0.8:
+            a, b = chance.choices(pool[:kept], k=2)
         stream = None if lonely else chance.choice(streams)
         if kind == 0:
             y.copy_from(a)
@@ -349,12 +408,15 @@ def play(device: tilert.Device, added: UnsafeKernel, seed: int) -> list[np.ndarr
     return [array.numpy() for array in pool]
 
 
-def mismatches(make: Callable[[int], tilert.Device], added: UnsafeKernel, count: int) -> int:
+def mismatches(
+    make: Callable[[int], tilert.Device], added: UnsafeKernel, count: int, kept: int = 0
+) -> int:
     """How many programs see something else than on the cpu."""
     serial = CpuDevice(check=False)
     wrong = 0
     for seed in range(count):
-        pairs = zip(play(serial, added, seed), play(make(seed), added, seed), strict=True)
+        played = [play(device, added, seed, kept) for device in (serial, make(seed))]
+        pairs = zip(*played, strict=True)
         wrong += not all(np.array_equal(a, b) for a, b in pairs)
     return wrong
 
@@ -378,6 +440,57 @@ def test_random_programs(monkeypatch: pytest.MonkeyPatch, added: UnsafeKernel) -
     assert mismatches(make, added, 40) == 0
     assert sum(device.fake.calls["cuLaunchKernelEx"] for device in devices) > 60
     assert ahead > 60
+
+
+def test_random_programs_of_kernels_that_share_no_memory(
+    monkeypatch: pytest.MonkeyPatch, added: UnsafeKernel
+) -> None:
+    words = words_of(monkeypatch)
+    assert mismatches(lambda seed: fake_cuda(monkeypatch, seed, kind=Apart), added, 60, kept=2) == 0
+    assert sum(bool(word & APART) for word in words) > 30
+
+
+def last_stays(device: tilert.Device, order: str) -> bool:
+    """Whether of several writes of each of two arrays the last one stays."""
+    a, b, c, d = some(device, 4)
+    to = {"c": c, "d": d}
+
+    def step() -> None:
+        for i, name in enumerate(order):
+            mix(rows(to[name]), a, b, by=i).run()
+
+    with tilert.capture(device, step) as graph:
+        graph.replay()
+    return all(
+        np.array_equal(y.numpy(), a.numpy() * order.rindex(name) + b.numpy())
+        for name, y in to.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("order", "change"),
+    [
+        # Whatever the one before uses.
+        ("ccdd", lambda word: word | APART),
+        # Whatever is not complete before that one.
+        ("cdcd", lambda word: word & ~BEHIND_ONE),
+    ],
+)
+def test_not_waiting_for_what_shares_memory_shows(
+    order: str, change: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = kernel_launch.Launch.record
+
+    def changed(launch: kernel_launch.Launch, stream: Any, behind: bool, early: int) -> None:
+        record(launch, stream, behind, change(early))
+
+    def wrong() -> int:
+        devices = (fake_cuda(monkeypatch, seed, kind=Apart) for seed in range(60))
+        return sum(not last_stays(device, order) for device in devices)
+
+    assert wrong() == 0
+    monkeypatch.setattr(kernel_launch.Launch, "record", changed)
+    assert wrong() > 5
 
 
 def test_reading_ahead_what_is_written_shows(
@@ -423,6 +536,50 @@ def test_a_long_chain_on_a_gpu() -> None:
         want[2] = want[1] * 3 + 1
     for array, value in zip((small, large, other), want, strict=True):
         assert (array.numpy() == np.array(value % 2**32, np.uint32).astype(np.int32)).all()
+
+
+@pytest.mark.gpu
+def test_kernels_that_share_no_memory_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grids of more blocks than a device holds, some of which store before others are complete."""
+    device = tilert.device("cuda")
+    words = words_of(monkeypatch)
+    many, columns = 4096, 1024
+    host = np.arange(many * columns, dtype=np.int32).reshape(many, columns)
+    a, b = (tilert.from_numpy(host * 7 + i, device) for i in range(2))
+    outputs = [tilert.zeros((many, columns), i32, device) for _ in range(3)]
+    for seed in range(8):
+        chance = random.Random(seed)
+        program = [
+            (chance.choice((0, 0, 0, 0, 1, 2)), *chance.sample(range(3), 2)) for _ in range(40)
+        ]
+
+        def step(program: list[tuple[int, int, int]] = program) -> None:
+            for i, (kind, to, of) in enumerate(program):
+                y = outputs[to].partition(1, columns)
+                if kind == 0:
+                    mix(y, a, b, by=i % 8).run()
+                elif kind == 1:
+                    mix(y, outputs[of], b, by=3).run()
+                else:
+                    onto(y, a).run()
+
+        want = [y.numpy() for y in outputs]
+        with tilert.capture(device, step) as graph:
+            for _ in range(2):
+                graph.replay()
+                for i, (kind, to, of) in enumerate(program):
+                    left = host * 7
+                    want[to] = (
+                        left * (i % 8) + left + 1
+                        if kind == 0
+                        else want[of] * 3 + left + 1
+                        if kind == 1
+                        else want[to] * 5 + left
+                    )
+        for y, value in zip(outputs, want, strict=True):
+            np.testing.assert_array_equal(y.numpy(), value)
+    if device.early_kernels:  # type: ignore[attr-defined]
+        assert sum(bool(word & APART) for word in words) > 30
 
 
 # What kernels do
@@ -523,8 +680,9 @@ def test_machine_code_waits_first(arch: str) -> None:
                 "skinny": ["LDG.E.NA.128.STRONG.GPU"] * 8,
             }
             if kernels[name].schedule == "streaming":
-                # What is added up, where it may be; nothing where it may not.
-                assert {found.split(".")[0] for found in sass.hasty(lines)} <= {"LDG"}, name
+                # What is added up, and stored, where it may be; nothing where it may not.
+                allowed = {"LDG", "STG"} if kernels[name].apart else {"LDG"}
+                assert {found.split(".")[0] for found in sass.hasty(lines)} <= allowed, name
                 assert sass.hasty(lines, ahead=False) == [], name
                 continue
             wanted = ahead[kernels[name].schedule] if kernels[name].early else []

@@ -10,20 +10,37 @@ from collections.abc import Sequence
 from tilert.codegen.emit import c_name
 from tilert.ir import Function, Op, walk
 
-__all__ = ["AT_ONCE", "END", "MOST_EARLY", "PARAMETER", "START", "begin", "first_wait", "unless"]
+__all__ = [
+    "APART", "AT_ONCE", "BEHIND_ONE", "END", "MOST_EARLY", "PARAMETER", "START", "START_APART",
+    "begin", "begin_apart", "can_be_apart", "first_wait", "unless",
+]  # fmt: skip
 
-MOST_EARLY = 31
+MOST_EARLY = 29
 """Operands that have a bit in the word, from the lowest on: those that a kernel can read ahead."""
 
-AT_ONCE = 1 << MOST_EARLY
+AT_ONCE = 1 << 31
 """The bit by which the next kernel may start when all blocks of this one have. Later would be soon
 enough, but now each multiprocessor has a block, and gets one more; where some have none any more,
 they get two, which take twice as long."""
+
+APART = 1 << 30
+"""The bit of a kernel that shares no memory with the one before: its first block alone waits, so
+that it is behind all that come earlier once it is complete."""
+
+BEHIND_ONE = 1 << 29
+"""The bit, beside `AT_ONCE`, by which the first block lets the next kernel start only once it has
+waited itself: while that one runs, all but this one are then complete."""
 
 PARAMETER = "const u32 early"
 
 START = [f"  if (early & {AT_ONCE}u) later_grids_may_start();"]
 """What a kernel does first."""
+
+START_APART = [
+    f"  if ((early & {AT_ONCE}u) && !((early & {BEHIND_ONE}u) && blockIdx.x == 0))"
+    " later_grids_may_start();"
+]
+"""What one does first that `can_be_apart`."""
 
 END = ["  later_grids_may_start();"]
 """What a kernel does last. Earlier, waiting blocks may take the places of running ones."""
@@ -47,6 +64,25 @@ def first_wait(function: Function) -> tuple[Op | None, tuple[int, ...]]:
 
 
 _OTHERS = {"load_piece", "store_piece", "accumulate_piece", "pieces", "print", "check"}
+
+
+def can_be_apart(function: Function) -> bool:
+    """Whether a kernel that has read ahead does nothing more with memory than to store pieces, so
+    that it need not wait for one whose memory these are not.
+
+    Kernels with sums need the registers that the condition takes, a fifth of a norm's.
+    """
+    wait, _ = first_wait(function)
+    ahead = function.body.ops[: function.body.ops.index(wait)] if wait is not None else []
+    late = [op for op in walk(function.body) if op.name == "load" and op not in ahead]
+    others = _OTHERS - {"store_piece"} | {"reduce"}
+    return bool(ahead) and not late and all(op.name not in others for op in walk(function.body))
+
+
+def begin_apart(function: Function) -> list[str]:
+    """What comes before the first store of a kernel that `can_be_apart`, behind what it reads."""
+    wait = f"  if (!(early & {APART}u) || blockIdx.x == 0) wait_for_earlier_grids();"
+    return [wait, *_behind(function)]
 
 
 def begin(function: Function, ahead: Sequence[str] = (), bits: int = 0) -> list[str]:

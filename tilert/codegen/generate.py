@@ -9,7 +9,17 @@ from tilert.codegen.attention import Attention, write_attention
 from tilert.codegen.attention_form import find_form
 from tilert.codegen.cluster import blocks_of
 from tilert.codegen.debug import without_debugging
-from tilert.codegen.early import END, PARAMETER, START, begin, first_wait, unless
+from tilert.codegen.early import (
+    END,
+    PARAMETER,
+    START,
+    START_APART,
+    begin,
+    begin_apart,
+    can_be_apart,
+    first_wait,
+    unless,
+)
 from tilert.codegen.emit import Emitter, c_name, c_type
 from tilert.codegen.grid import coordinates, grid_extents
 from tilert.codegen.helpers import with_needed
@@ -48,6 +58,7 @@ class CudaSource:
         cluster: blocks that share a piece.
         early: numbers of the parameters that it can read before it waits, by the bits of that word.
         whole: whether it does that with all of them or none.
+        apart: whether it need not wait at all behind a kernel that it shares no memory with.
         schedule: how the work is done. "streaming" has no products; "skinny" takes weights through
             registers for a few rows; "staged" multiplies with mma.sync what is copied to shared
             memory; "pipelined", "thin" and "attention" are those of sm_90a; "unsafe" is text that
@@ -66,6 +77,7 @@ class CudaSource:
     cluster: int = 1
     early: tuple[int, ...] = ()
     whole: bool = False
+    apart: bool = False
     schedule: str = "unsafe"
     refused: tuple[tuple[str, str], ...] = ()
 
@@ -104,8 +116,9 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
     if ahead is not None:
         begin_early(emitter, ahead)
     first, read = first_wait(lowered) if streams and not checks else (None, ())
+    apart = bool(read) and can_be_apart(lowered)
     if read:
-        emitter.waits = first, begin(function)
+        emitter.waits = first, begin_apart(function) if apart else begin(function)
     emitter.block(lowered.body)
     entry = f"{function.name}_kernel"
     shared = plan.shared_bytes + -(-emitter.scratch_bytes // 16) * 16
@@ -126,7 +139,7 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
         f"{entry}({', '.join(parameters)}) {{",
         "  extern __shared__ __align__(128) char smem[];",
         f"  char* const scratch = smem + {plan.shared_bytes}; (void)scratch;",
-        *START,
+        *(START_APART if apart else START),
         *(where + wait if ahead else wait + where),
         *emitter.lines,
         *END,
@@ -135,7 +148,8 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
     ]
     return CudaSource(
         "\n".join(lines), entry, threads, shared, tuple(emitter.sites) or None, waits=True,
-        early=early, whole=bool(early), schedule=schedule, refused=tuple(refused.items()),
+        early=early, whole=bool(early), apart=apart, schedule=schedule,
+        refused=tuple(refused.items()),
     )  # fmt: skip
 
 
