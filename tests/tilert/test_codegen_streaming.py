@@ -444,7 +444,7 @@ def test_mistakes_about_who_waits(
 
 
 def test_which_kernels_can_do_without_waiting() -> None:
-    """Those that read all of their operands ahead, only store pieces, and sum no rows."""
+    """Those that read all of their operands ahead, only store pieces, and sum one row at most."""
     device = TargetDevice("sm_90a")
 
     def new(*shape: int, dtype: tilert.DType = f32) -> tilert.Array:
@@ -452,15 +452,17 @@ def test_which_kernels_can_do_without_waiting() -> None:
 
     add_rows(new(5, 64).partition(1, 64), new(5, 64), new(5, 64)).run()
     added_to(new(5, 64).partition(1, 64), new(5, 64), new(5, 64)).run()
-    rows = (new(5, 64).partition(1, 64) for _ in range(2))
-    normed(*rows, new(5, 64), new(5, dtype=i32), new(3, 64)).run()
-    row_norm(new(5, 64).partition(1, 64), new(5, 64), new(64)).run()
+    pieces = (new(5, 64).partition(1, 64) for _ in range(2))
+    normed(*pieces, new(5, 64), new(5, dtype=i32), new(3, 64)).run()
+    for rows in (1, 2):
+        row_norm(new(5, 64).partition(rows, 64), new(5, 64), new(64)).run()
     index = tilert.UniqueIndex.checked(np.arange(5), device)
     add_rows(new(9, 64).partition_at(index, 1, 64), new(5, 64), new(5, 64)).run()
     assert [(k.name, k.apart) for k in device.kernels] == [
         ("add_rows", True),
         ("added_to", False),
         ("normed", False),
+        ("row_norm", True),
         ("row_norm", False),
         ("add_rows", False),
     ]

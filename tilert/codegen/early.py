@@ -69,13 +69,11 @@ _OTHERS = {"load_piece", "store_piece", "accumulate_piece", "pieces", "print", "
 def can_be_apart(function: Function) -> bool:
     """Whether a kernel that has read ahead does nothing more with memory than to store pieces, so
     that it need not wait for one whose memory these are not.
-
-    Kernels with sums need the registers that the condition takes, a fifth of a norm's.
     """
     wait, _ = first_wait(function)
     ahead = function.body.ops[: function.body.ops.index(wait)] if wait is not None else []
     late = [op for op in walk(function.body) if op.name == "load" and op not in ahead]
-    others = _OTHERS - {"store_piece"} | {"reduce"}
+    others = _OTHERS - {"store_piece"}
     return bool(ahead) and not late and all(op.name not in others for op in walk(function.body))
 
 

@@ -116,7 +116,10 @@ def generate(function: Function, arch: str, checks: Checks = Checks.NONE) -> Cud
     if ahead is not None:
         begin_early(emitter, ahead)
     first, read = first_wait(lowered) if streams and not checks else (None, ())
-    apart = bool(read) and can_be_apart(lowered)
+    # Sums of several rows a program take eight more registers with the condition, of one row none
+    # to five.
+    sums = any(op.name == "reduce" for op in walk(lowered.body)) and not is_row_sum(lowered)
+    apart = bool(read) and not sums and can_be_apart(lowered)
     if read:
         emitter.waits = first, begin_apart(function) if apart else begin(function)
     emitter.block(lowered.body)
