@@ -241,7 +241,7 @@ def running(endpoint: Endpoint, args: argparse.Namespace) -> Iterator[None]:
     if command is None:
         yield
         return
-    say(f"{endpoint.name}: starting {command}")
+    say(f"{endpoint.name}: starting {command}, waiting for {endpoint.url}/health")
     begin = time.perf_counter()
     with started(command, endpoint.url, args.start_timeout):
         say(f"{endpoint.name}: up after {time.perf_counter() - begin:.1f} s")
@@ -262,8 +262,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--start",
         action="append",
         default=[],
-        metavar="NAME=COMMAND",
-        help="start that endpoint's server for its turn, and stop it after",
+        metavar="[NAME=]COMMAND",
+        help="start that endpoint's server for its turn, on its port, and stop it after",
     )
     parser.add_argument(
         "--start-timeout",

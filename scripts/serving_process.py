@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -15,6 +16,8 @@ from typing import IO
 
 STOP_SECONDS = 30.0
 """How long a server may take to end after SIGTERM."""
+
+_ENDING = signal.SIGTERM, signal.SIGHUP
 
 
 class StartError(Exception):
@@ -27,12 +30,14 @@ def started(
 ) -> Iterator[int]:
     """Run `command` until the block ends; yields its process id once `url`/health answers 200.
 
+    It is stopped, too, where this process is told to end by a signal.
+
     variables: of its environment, beside this process's. Its output goes to a temporary file, of
     which `StartError` shows the end.
     """
     if is_healthy(url):
         raise StartError(f"{url} already answers; stop that server first")
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() as log, _ending():
         try:
             process = subprocess.Popen(
                 shlex.split(command),
@@ -55,6 +60,26 @@ def started(
             yield process.pid
         finally:
             _stop(process)
+
+
+@contextlib.contextmanager
+def _ending() -> Iterator[None]:
+    """Signals that would end the process at once raise SystemExit, so that what it started goes
+    with it."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    # Handlers belong to the main thread; those that somebody has set stay.
+    ours = threading.current_thread() is threading.main_thread()
+    numbers = [n for n in _ENDING if ours and signal.getsignal(n) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def is_healthy(url: str) -> bool:

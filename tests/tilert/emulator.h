@@ -126,11 +126,13 @@ template <class T> DEV T shuffle_xor(T v, int mask) {
   return r; }
 template <class T> DEV T load(const T* p) { return *p; }
 DEV vec16 load16(const void* p) { vec16 v; std::memcpy(&v, p, 16); return v; }
-DEV void store16(void* p, vec16 v) {
-  const bool apart = emulator::word & emulator::APART && blockIdx.x != 0;
-  if (!emulator::waited[threadIdx.x] && !apart)
-    emulator::fail("memory was written before earlier grids were complete");
-  std::memcpy(p, &v, 16); }
+// Where a tile is stored, before its first element is.
+namespace emulator {
+DEV void may_write() {
+  const bool apart = word & APART && blockIdx.x != 0;
+  if (!waited[threadIdx.x] && !apart) fail("memory was written before earlier grids were complete"); }
+}
+DEV void store16(void* p, vec16 v) { emulator::may_write(); std::memcpy(p, &v, 16); }
 DEV vec16 load16_stream(const void* p) { return load16(p); }
 DEV vec16 load16(const void* p, bool ok, vec16 v) { return ok ? load16(p) : v; }
 DEV void later_grids_may_start() {

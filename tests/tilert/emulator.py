@@ -138,6 +138,7 @@ def host_text(text: str, function: ir.Function, threads: int) -> str:
     for name in _REPLACED:
         body = body.replace(HELPERS[name], "")
     body = re.sub(r"&map(\d+),", r"emulator::may_read(&map\1, early >> \1 & 1),", body)
+    body = re.sub(r"\n( *\w+\* dst\d+ = )", r"\nemulator::may_write();\n\1", body)
     bits = re.search(r"if \(\(early & (\d+)u\) != ", body)
     if bits:
         allowed = f"(early & {bits[1]}) == {bits[1]}"

@@ -388,13 +388,17 @@ def test_reading_before_earlier_grids_are_complete(early: int) -> None:
 
 
 @needs_compiler
-def test_a_store_before_earlier_grids_are_complete_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("columns", [96, 97, 1])
+def test_a_store_before_earlier_grids_are_complete_shows(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vectors of 16 bytes, and single elements."""
     wait = f"\n  if (!(early & {APART}u) || blockIdx.x == 0) wait_for_earlier_grids();"
     mistaken(monkeypatch, wait, "")
     for early, wrong in ((1, False), (3, True)):
         device = EmulatedDevice("sm_90a", early=early)
-        a, _ = data(device, (5, 96), f32)
-        op = add_rows(Frame(device, (5, 96), f32).piece(1, 96), a, a)
+        a, _ = data(device, (5, columns), f32)
+        op = add_rows(Frame(device, (5, columns), f32).piece(1, 128), a, a)
         if wrong:
             with pytest.raises(AssertionError, match="written before earlier grids"):
                 op.sync()
