@@ -210,6 +210,8 @@ def _hasty(kernel: CompiledKernel, lines: Sequence[str]) -> tuple[str, ...]:
         # Under a condition of its own, which is looked at below.
         allowed = *allowed, "STG"
     hasty = [n for n in found if not any(sass.contains(n, kind) for kind in allowed)]
+    if kernel.apart:
+        hasty += sass.hasty_stores(lines)
     if kernel.schedule == "streaming":
         # Nothing at all where they may not.
         hasty += sass.hasty(lines, ahead=False)

@@ -13,7 +13,15 @@ from pathlib import Path
 
 from tilert.errors import CompileError
 
-__all__ = ["contains", "disassemble", "disassembler", "hasty", "names", "overtaking"]
+__all__ = [
+    "contains",
+    "disassemble",
+    "disassembler",
+    "hasty",
+    "hasty_stores",
+    "names",
+    "overtaking",
+]
 
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 # A line of the listing: address, perhaps a predicate, and the instruction.
@@ -119,6 +127,17 @@ def hasty(lines: Sequence[str], ahead: bool = True) -> list[str]:
         seen.add(at)
         todo += _next(lines, at, ahead)
     return [name for at in sorted(seen) if (name := _name(lines[at])).split(".")[0] in _MEMORY]
+
+
+def hasty_stores(lines: Sequence[str]) -> list[str]:
+    """Instructions of a listing that write the device's memory where a thread may not have come to
+    its second `griddepcontrol.wait`, of a kernel that waits before it reads and before it stores.
+
+    Every wait counts, also under a condition.
+    """
+    first = next((at for at, line in enumerate(lines) if _name(line) == "ACQBULK"), len(lines))
+    rest = ["NOP" if at == first else line for at, line in enumerate(lines)]
+    return [name for name in hasty(rest, ahead=False) if name.split(".")[0] not in ("LD", "LDG")]
 
 
 def overtaking(lines: Sequence[str]) -> list[str]:

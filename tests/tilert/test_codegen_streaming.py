@@ -518,6 +518,7 @@ def test_nothing_is_loaded_before_earlier_grids_are_waited_for(arch: str) -> Non
         # Unless the word allows it: loads, and where it allows that, what is stored.
         found = {name.split(".")[0] for name in sass.hasty(lines)}
         assert found == {"LDG", "STG"} if kernel.apart else {"LDG"}
+        assert not kernel.apart or sass.hasty_stores(lines) == []
 
 
 def test_scratch_that_nothing_has_used_needs_no_barrier_before_it() -> None:

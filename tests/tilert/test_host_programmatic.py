@@ -683,6 +683,7 @@ def test_machine_code_waits_first(arch: str) -> None:
                 # What is added up, and stored, where it may be; nothing where it may not.
                 allowed = {"LDG", "STG"} if kernels[name].apart else {"LDG"}
                 assert {found.split(".")[0] for found in sass.hasty(lines)} <= allowed, name
+                assert not kernels[name].apart or sass.hasty_stores(lines) == [], name
                 assert sass.hasty(lines, ahead=False) == [], name
                 continue
             wanted = ahead[kernels[name].schedule] if kernels[name].early else []
@@ -720,3 +721,9 @@ def test_waits_under_a_condition() -> None:
     # Read above the first, written above the second.
     assert sass.hasty([lines[2], "@P0 BRA 0x30", *lines[1:]], ahead=False) == ["LDG.E"]
     assert sass.hasty([*lines[:3], lines[4], *lines[3:]]) == ["LDG.E", "STG.E"]
+    # Stores are behind the second wait, whatever its condition; it may be missing.
+    apart = [*lines[:3], "@P1 BRA 0x50", *lines[3:]]
+    assert sass.hasty(apart) == ["LDG.E", "STG.E"]
+    assert sass.hasty_stores(apart) == []
+    assert sass.hasty_stores([*lines[:3], lines[4], "@P1 BRA 0x60", *lines[3:]]) == ["STG.E"]
+    assert sass.hasty_stores([*lines[:3], lines[4]]) == ["STG.E"]

@@ -14,9 +14,9 @@ is loaded: with all loads first, two of f32 are 1 to 4 % slower on an H200. Wher
 as many vectors: sums along rows cost less with two than with one, and leave room for more blocks
 than with four."""
 PAIRED_BYTES = 4 << 10
-"""Up to so many, of a tile that nothing is loaded with, a thread has two vectors: smaller blocks
-are begun sooner, and there are many. Copies of 2^24 bf16 take 3 % less with it, of 2^28 0.5 % more;
-with larger tiles it is no gain."""
+"""Up to so many, of 16 bits each and of a tile that none of its shape is loaded with, a thread has
+two vectors: smaller blocks are begun sooner, and there are many. Copies of 2^24 bf16 take 3 % less
+with it, of 2^28 0.5 % more; with larger tiles, or in f32, it is no gain."""
 MOST_THREADS = 512
 LIFTED_BYTES = 128
 """Of a thread: what is loaded ahead of its use takes registers."""
@@ -49,7 +49,7 @@ def streaming_threads(function: Function) -> int:
         elements = SUMMED_VECTORS * 16 // max(2, min(sizes, default=4))
     elif simple and sizes:
         elements = min(elements, 16 // min(4, *sizes))
-        if len(sizes) == 1 and largest.type.numel * sizes[0] <= PAIRED_BYTES:
+        if sizes == [2] and largest.type.numel * sizes[0] <= PAIRED_BYTES:
             elements *= 2
     least = -(-largest.type.numel // elements)
     if simple and largest.type.numel == largest.shape[-1] and least % 32 == 0 < least:
