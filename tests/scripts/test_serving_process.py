@@ -22,8 +22,12 @@ pathlib.Path(sys.argv[2]).write_text(str(os.getpid()))
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 STARTS = """
-import sys, time
+import signal, sys, time
 from scripts.serving_process import started
+# Whoever runs these tests may ignore them.
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with started(sys.argv[1], sys.argv[2], 30.0):
     print("up", flush=True)
     time.sleep(60)
