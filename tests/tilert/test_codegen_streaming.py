@@ -376,9 +376,12 @@ def test_only_rows_that_are_there_are_brought(
 
 
 @needs_compiler
-@pytest.mark.parametrize("early", [0, 1, 2, 3])
-def test_reading_before_earlier_grids_are_complete(early: int) -> None:
-    """All operands or none."""
+@pytest.mark.parametrize(
+    "early",
+    [0, 1, 2, 3, *(3 | w for w in (APART, AT_ONCE | BEHIND_ONE, APART | AT_ONCE | BEHIND_ONE))],
+)
+def test_what_is_done_before_earlier_grids_are_complete(early: int) -> None:
+    """All operands are read, or none; with the bits of kernels that share no memory, too."""
     device = EmulatedDevice("sm_90a", early=early)
     a, a64 = data(device, (5, 96), f32)
     b, b64 = data(device, (5, 96), f32, seed=1)
@@ -404,17 +407,6 @@ def test_a_store_before_earlier_grids_are_complete_shows(
                 op.sync()
         else:
             op.sync()
-
-
-@needs_compiler
-@pytest.mark.parametrize("word", [APART, AT_ONCE | BEHIND_ONE, APART | AT_ONCE | BEHIND_ONE])
-def test_kernels_that_share_no_memory_with_the_one_before(word: int) -> None:
-    device = EmulatedDevice("sm_90a", early=3 | word)
-    a, a64 = data(device, (5, 96), f32)
-    b, b64 = data(device, (5, 96), f32, seed=1)
-    y = Frame(device, (5, 96), f32)
-    add_rows(y.piece(1, 96), a, b).sync()
-    y.check(a64 + b64, scale=np.abs(a64) + np.abs(b64))
 
 
 @needs_compiler
