@@ -84,7 +84,7 @@ _MESSAGE = {
 }  # fmt: skip
 _TOOL_CALL = {
     "type": "object",
-    "required": ["id", "type", "function"],
+    "required": ["id", "function"],
     "properties": {
         "id": {"type": "string"},
         "type": {"const": "function"},
