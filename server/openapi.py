@@ -49,6 +49,8 @@ _TEXT = {
     ]
 }
 _NAMED = {"name": {"type": "string"}}
+_UNKNOWN = {"type": "null"}
+"""Of fields that are unknown: null asks for nothing."""
 
 
 def _message(roles: list[str], required: list[str], properties: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +58,7 @@ def _message(roles: list[str], required: list[str], properties: dict[str, Any]) 
         "type": "object",
         "required": ["role", *required],
         "properties": {"role": {"enum": roles}, **_NAMED, **properties},
-        "additionalProperties": False,
+        "additionalProperties": _UNKNOWN,
     }
 
 
@@ -84,16 +86,19 @@ _MESSAGE = {
 }  # fmt: skip
 _TOOL_CALL = {
     "type": "object",
-    "required": ["id", "function"],
+    "required": ["function"],
     "properties": {
-        "id": {"type": "string"},
+        "id": {"type": ["string", "null"]},
         "type": {"const": "function"},
         "function": {
             "type": "object",
-            "required": ["name", "arguments"],
+            "required": ["name"],
             "properties": {
                 "name": {"type": "string"},
-                "arguments": {"type": "string", "contentMediaType": "application/json"},
+                "arguments": {
+                    "type": ["string", "object", "null"],
+                    "contentMediaType": "application/json",
+                },
             },
         },
     },
@@ -227,7 +232,11 @@ def routes() -> APIRouter:
 
 def _add_schema(schemas: dict[str, Any], model: type[BaseModel]) -> None:
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas |= schema.pop("$defs", {})
+    inner = schema.pop("$defs", {})
+    for one in (schema, *inner.values()):
+        if one.get("additionalProperties") is False:
+            one["additionalProperties"] = _UNKNOWN
+    schemas |= inner
     properties = schema["properties"]
     if "messages" in properties:
         properties["messages"] = {

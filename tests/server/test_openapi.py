@@ -197,3 +197,18 @@ def test_what_the_document_forbids(small: Live[grout.Engine], path: str, method:
     assert statuses.keys() <= {400, 404, 413, 415}, statuses
     running = small.engine.stats()
     assert (running["running"], running["waiting"]) == (0, 0)
+
+
+def test_the_document_allows_what_is_let_be(small: Live[grout.Engine]) -> None:
+    """Drawn bodies without these were answered where the document forbade them."""
+    call = {"function": {"name": "now"}}
+    message = {"role": "assistant", "tool_calls": [call], "unknown": None}
+    with requests.Session() as session:
+        session.trust_env = False
+        for body in ({"messages": [message]}, {"messages": [message], "unknown": None}):
+            response = session.post(f"{small.url}/tokenize", json=body)
+            assert response.status_code == 200, response.text
+    schemas = document()["components"]["schemas"]
+    assert schemas["ToolCall"]["required"] == ["function"]
+    assert schemas["ToolCall"]["properties"]["function"]["required"] == ["name"]
+    assert schemas["TokenizeRequest"]["additionalProperties"] == {"type": "null"}
